@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from flashinfer_trace.dataset.store import DatasetError, definitions, find_root, load
     from flashinfer_trace.format.definition import Axis, Definition, InputError, TensorSpec
+    from flashinfer_trace.judging.submission import SubmissionError
     from flashinfer_trace.judging.traffic import Workload
     from flashinfer_trace.judging.verdict import Verdict
 
@@ -31,7 +32,9 @@ __all__ = [
     "DatasetError",
     "Definition",
     "InputError",
+    "SubmissionError",
     "TensorSpec",
+    "Verdict",
     "definitions",
     "find_root",
     "judge",
@@ -45,6 +48,8 @@ __all__ = [
 _EXPORTED = {
     "dataset.store": ("DatasetError", "definitions", "find_root", "load"),
     "format.definition": ("Axis", "Definition", "InputError", "TensorSpec"),
+    "judging.submission": ("SubmissionError",),
+    "judging.verdict": ("Verdict",),
 }
 
 
@@ -66,8 +71,8 @@ def make_inputs(
 ) -> dict[str, Any]:
     """Valid inputs of a Definition, by name.
 
-    The same definition, axes, seed and kind of device produce the same inputs in every process; global random state
-    is neither read nor changed. CPU and CUDA use different generators, so their elements differ.
+    The same definition, axes and seed produce the same bits on every device; global random state is neither read nor
+    changed.
 
     Args:
         definition: of a known family, or its name.
@@ -86,9 +91,9 @@ def make_inputs(
         ImportError: torch is not installed (``pip install flashinfer-trace[verify]``).
     """
     from flashinfer_trace.dataset.store import definition_of
-    from flashinfer_trace.judging.user_inputs import check_visible, requested_inputs
+    from flashinfer_trace.judging.user_inputs import device_name, requested_inputs
 
-    check_visible(device)
+    device_name(device)
     return requested_inputs(definition_of(definition), axes or {}, seed, device)
 
 
@@ -100,6 +105,8 @@ def judge(
     examples: int = 20,
     seed: int | None = None,
     twin: bool | None = None,
+    timeout: float | None = None,
+    memory: float | None = None,
 ) -> Verdict:
     """Grades anyone's kernel against a Definition: see docs/judge.md.
 
@@ -114,6 +121,10 @@ def judge(
         examples: drawn cases that must count, beside the corners; 1 or more.
         seed: from 0 to 2**63 - 1, to repeat a verdict; from the system's entropy if there is none.
         twin: whether to judge at the sizes of the family's small twin; by default where its own sizes take long.
+        timeout: seconds that one call may take, and loading, which has 30 at least; by default 60 for a call, 300 for
+            the first one, and 120 for loading.
+        memory: GiB that its process may take beyond what it has before the kernel is loaded, inputs and outputs
+            included; no limit by default.
 
     Returns:
         A Verdict, which prints as a report. Whatever the kernel does is in it: nothing that a kernel raises is raised.
@@ -124,8 +135,10 @@ def judge(
         ImportError: torch is not installed (``pip install flashinfer-trace[verify]``).
     """
     from flashinfer_trace.judging import judge as judging
+    from flashinfer_trace.judging.submission import RunLimits
 
-    return judging.judge(kernel, definition, device=device, examples=examples, seed=seed, twin=twin)
+    limits = RunLimits.of(timeout, memory)
+    return judging.judge(kernel, definition, device=device, examples=examples, seed=seed, twin=twin, limits=limits)
 
 
 def workloads(definition: Definition | str) -> tuple[Workload, ...]:

@@ -61,6 +61,10 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(TimesRecorder(times))
     if config.getoption("--record-evidence") and config.getoption("--seed") != SEED:
         raise pytest.UsageError(f"--record-evidence needs --seed {SEED}: a run with a chosen seed is not evidence")
+    if config.getoption("--record-evidence"):
+        from flashinfer_trace.harness.evidence import started_at
+
+        started_at()  # workers of pytest-xdist, which begin later, record the same run
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -9,7 +9,7 @@ import pytest
 import flashinfer_trace
 from flashinfer_trace import Definition, InputError
 from flashinfer_trace.dataset.store import load
-from flashinfer_trace.format.field_types import MAX_LINE, field_errors
+from flashinfer_trace.format.definition import MAX_LINE, field_errors
 from flashinfer_trace.format.naming import MAX_NAME
 
 ROOT = flashinfer_trace.find_root()

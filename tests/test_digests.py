@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import flashinfer_trace
-from flashinfer_trace.dataset import evidence_run as ledger_entry
+from flashinfer_trace.dataset import evidence_run
 from flashinfer_trace.dataset.digests import contract_sha256
 from flashinfer_trace.format.definition import Definition
 
@@ -33,4 +33,4 @@ def test_the_contract_is_what_the_definition_promises() -> None:
 
 def test_what_judges_outside_of_the_digest_is_as_it_was() -> None:
     """These values decide what passes, and no digest changes with them: whoever changes one records all runs again."""
-    assert (ledger_entry.REQUIRED_CASES, ledger_entry.SEED) == (50, 0)
+    assert (evidence_run.REQUIRED_CASES, evidence_run.SEED) == (50, 0)

@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from kernel_table import Change, change_kernels
-from made_up_evidence import small_dataset
+from made_up_evidence import change_lines, change_run, small_dataset
 
 import flashinfer_trace
 from flashinfer_trace.cli import main
-from flashinfer_trace.dataset import evidence as ledger
+from flashinfer_trace.dataset import evidence as proof
+from flashinfer_trace.dataset.digests import short
+from flashinfer_trace.dataset.evidence_run import FIGURES
 from flashinfer_trace.dataset.sync import SyncError, sync_definitions
 from flashinfer_trace.dataset.validation import validate_paths
 from flashinfer_trace.format.definition import Definition
@@ -28,7 +30,7 @@ OP_TYPE, NAME, OTHER = "gqa_paged", "gqa_paged_decode_h32_kv8_d128_ps1", "gqa_pa
 THIRD = "gqa_paged_decode_h12_kv4_d128_ps1"
 FAMILY = "gqa_paged_decode_ps1"
 DEFINITION = f"definitions/{OP_TYPE}/{NAME}.json"
-EVIDENCE = f"evidence/{OP_TYPE}/{NAME}.json"
+EVIDENCE = f"evidence/{OP_TYPE}/{NAME}.jsonl"
 Json = dict[str, Any]
 PATCHES = pytest.MonkeyPatch()
 
@@ -36,7 +38,9 @@ PATCHES = pytest.MonkeyPatch()
 @pytest.fixture
 def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("FLASHINFER_TRACE_ROOT", str(tmp_path))
-    yield small_dataset(tmp_path, ROOT, NAME, OTHER, THIRD)
+    small_dataset(tmp_path, ROOT, NAME, OTHER, THIRD)
+    sync_definitions(tmp_path, write=True)  # the tags of kernels that nobody ran yet
+    yield tmp_path
     PATCHES.undo()
 
 
@@ -47,19 +51,34 @@ def edit(root: Path, relative: str, change: Callable[[Json], object]) -> None:
     path.write_text(json.dumps(document, indent=2), encoding="utf-8")
 
 
+def lines(change: Callable[[list[Json]], object]) -> Callable[[Path], None]:
+    """Changes the lines of the evidence."""
+    return lambda root: change_lines(root / EVIDENCE, change)
+
+
 def entry(change: Callable[[Json], object]) -> Callable[[Path], None]:
-    """Changes the first entry of the evidence."""
-    return lambda root: edit(root, EVIDENCE, lambda document: change(document["entries"][0]))
+    """Changes the first line of the evidence."""
+    return lines(lambda found: change(found[0]))
+
+
+def run(change: Callable[[Json], object]) -> Callable[[Path], None]:
+    """Changes the run of the first line of the evidence, and its name with it."""
+    return lambda root: change_run(root / EVIDENCE, change)
 
 
 def gpu(**facts: str) -> Callable[[Path], None]:
-    """Changes the GPU of the first entry of the evidence."""
-    return entry(lambda data: data["environment"]["gpu"].update(facts))
+    """Changes the GPU of the first line of the evidence."""
+    return run(lambda header: header["gpu"].update(facts))
 
 
 def output(**figures: Any) -> Callable[[Path], None]:
-    """Changes an output of the first entry of the evidence."""
-    return entry(lambda data: data["outputs"]["lse"].update(figures))
+    """Changes an output of the first line of the evidence."""
+
+    def change(line: Json) -> None:
+        for name, figure in figures.items():
+            line["outputs"]["lse"][FIGURES.index(name)] = figure
+
+    return entry(change)
 
 
 def definition(change: Callable[[Json], object]) -> Callable[[Path], None]:
@@ -75,25 +94,19 @@ def refusing(kernel: KernelFacts) -> KernelFacts:
     return dataclasses.replace(kernel, needs=(lambda definition: "takes nothing",))
 
 
-@entry
-def another_library(data: Json) -> None:
-    data["kernel"]["library"] = "torch"
-    data["environment"]["libraries"]["torch"] = data["kernel"]["version"]
+def edited_header(root: Path) -> None:
+    (path,) = (root / "evidence" / "runs").iterdir()
+    edit(root, f"evidence/runs/{path.name}", lambda header: header.update(driver="580.95.05"))
 
 
 def copy_of_another(root: Path) -> None:
-    shutil.copy(root / "evidence" / OP_TYPE / f"{OTHER}.json", root / EVIDENCE)
-
-
-def renamed_copy_of_another(root: Path) -> None:
-    copy_of_another(root)
-    edit(root, EVIDENCE, lambda document: document.update(definition=NAME))
+    shutil.copy(root / "evidence" / OP_TYPE / f"{OTHER}.jsonl", root / EVIDENCE)
 
 
 def copy_with_reference_hash(root: Path) -> None:
-    renamed_copy_of_another(root)
-    sha256 = Definition.from_file(root / DEFINITION).reference_sha256
-    edit(root, EVIDENCE, lambda document: [one["digests"].update(reference=sha256) for one in document["entries"]])
+    copy_of_another(root)
+    sha256 = short(Definition.from_file(root / DEFINITION).reference_sha256)
+    lines(lambda found: [one.update(reference=sha256) for one in found])(root)
 
 
 def newer_reference(root: Path) -> None:
@@ -113,35 +126,41 @@ def symbolic_link(root: Path) -> None:
 
 def other_op_type(root: Path) -> None:
     (root / "evidence" / "gemm").mkdir()
-    (root / EVIDENCE).rename(root / "evidence" / "gemm" / f"{NAME}.json")
+    (root / EVIDENCE).rename(root / "evidence" / "gemm" / f"{NAME}.jsonl")
 
 
 def duplicate_key(root: Path) -> None:
     text = (root / EVIDENCE).read_text(encoding="utf-8")
-    (root / EVIDENCE).write_text(text.replace('"cases": 57', '"cases": 1, "cases": 57'), encoding="utf-8")
+    (root / EVIDENCE).write_text(text.replace('"cases":57', '"cases":1,"cases":57'), encoding="utf-8")
+
+
+def cut_off(root: Path) -> None:
+    """Half a line, as a write that ended in the middle would leave it."""
+    text = (root / EVIDENCE).read_text(encoding="utf-8")
+    (root / EVIDENCE).write_text(text[:-20], encoding="utf-8")
+
+
+def two_on_a_line(root: Path) -> None:
+    text = (root / EVIDENCE).read_text(encoding="utf-8")
+    (root / EVIDENCE).write_text(text.replace("}\n", "}", 1), encoding="utf-8")
 
 
 def old_form(root: Path) -> None:
-    """Entries as they were before they carried digests."""
-
-    def change(document: Json) -> None:
-        document["reference_sha256"] = document["entries"][0]["digests"]["reference"]
-        for one in document["entries"]:
-            del one["digests"]
-
-    edit(root, EVIDENCE, change)
+    """A file as it was before it had a line for each run."""
+    (root / EVIDENCE).unlink()
+    path = root / "evidence" / OP_TYPE / f"{NAME}.json"
+    path.write_text(json.dumps({"definition": NAME, "op_type": OP_TYPE, "entries": []}), encoding="utf-8")
 
 
 FORGERIES: dict[str, tuple[Callable[[Path], object], str]] = {
     # What ran
     "the hash of another reference": (
-        entry(lambda e: e["digests"].update(reference="0" * 64)),
+        entry(lambda e: e.update(reference="0" * 16)),
         "reference has changed",
     ),
     "a changed reference": (newer_reference, "reference has changed"),
-    "the hash of another contract": (entry(lambda e: e["digests"].update(contract="0" * 64)), "dtypes have changed"),
-    "another Definition's evidence": (copy_of_another, f'definition is "{OTHER}"'),
-    "another Definition's evidence, renamed": (renamed_copy_of_another, "dtypes have changed"),
+    "the hash of another contract": (entry(lambda e: e.update(contract="0" * 16)), "dtypes have changed"),
+    "another Definition's evidence": (copy_of_another, "dtypes have changed"),
     "another Definition's evidence with this reference's hash": (copy_with_reference_hash, "dtypes have changed"),
     "an output's dtype": (definition(lambda d: d["outputs"]["lse"].update(dtype="float16")), "dtypes have changed"),
     "an input's dtype": (definition(lambda d: d["inputs"]["kv_indptr"].update(dtype="int64")), "dtypes have changed"),
@@ -151,26 +170,27 @@ FORGERIES: dict[str, tuple[Callable[[Path], object], str]] = {
     "inputs in another order": (definition(swapped_inputs), "inputs"),
     # Kernels
     "an entry removed": (
-        lambda root: edit(root, EVIDENCE, lambda d: d["entries"].pop()),
+        lines(lambda found: found.pop()),
         "no run of .*computes it too",
     ),
-    "no entries": (lambda root: edit(root, EVIDENCE, lambda d: d["entries"].clear()), "entries has 0 items"),
+    "no entries": (lines(lambda found: found.clear()), "the file has 0 items"),
     "an entry twice": (
-        lambda root: edit(root, EVIDENCE, lambda d: d["entries"].append(d["entries"][0])),
+        lines(lambda found: found.append(found[0])),
         "is there twice",
     ),
     "a renamed variant": (
-        entry(lambda e: e["kernel"].update(variant="fa9", label=f"{e['kernel']['path']}[fa9]")),
+        entry(lambda e: e.update(kernel=f"{e['kernel'].partition('[')[0]}[fa9]", library="flashinfer-python")),
         "no kernel of this label",
     ),
     "an unknown kernel": (
-        entry(lambda e: e["kernel"].update(path="a.b", variant="", label="a.b")),
+        entry(lambda e: e.update(kernel="a.b", library="flashinfer-python")),
         "no kernel of this",
     ),
-    "a label of another kernel": (entry(lambda e: e["kernel"].update(path="a.b")), "path and variant give another"),
-    "another library": (another_library, "library is 'torch', but"),
+    "a kernel of no library": (entry(lambda e: e.update(kernel="a.b")), "no kernel of this label"),
+    "another library": (entry(lambda e: e.update(library="torch")), "library is 'torch', but"),
+    "a library that the run does not list": (entry(lambda e: e.update(library="b")), 'does not list "b"'),
     "a GPU that cannot run the kernel": (
-        entry(lambda e: e["environment"]["gpu"].update(compute_capability="5.0")),
+        gpu(name="Another GPU", compute_capability="5.0"),
         "does not run on compute capability 5.0",
     ),
     "a kernel removed from the table": (in_the_table(lambda kernels: kernels[1:]), "no kernel of this label"),
@@ -204,11 +224,10 @@ FORGERIES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a GPU with a blank behind it": (gpu(name="NVIDIA H200 "), "name is .* must match"),
     "a GPU with another blank": (gpu(name="NVIDIA\N{NO-BREAK SPACE}H200"), "name is .* must match"),
     "a capability in another form": (gpu(compute_capability="09.0"), "compute_capability is .* must match"),
-    "a chosen seed": (entry(lambda e: e.update(seed=7)), "the seed is 7, not 0"),
-    "a failed run": (entry(lambda e: e.update(result="failed")), "the run failed"),
-    "another result": (entry(lambda e: e.update(result="PASSED")), 'result is "PASSED"'),
-    "a kernel beyond its bound": (output(kernel_worst=1.5), "kernel_worst is 1.5, violates maximum"),
-    "a reference beyond its bound": (output(reference_worst=1.01), "reference_worst is 1.01, violates maximum"),
+    "a chosen seed": (run(lambda header: header.update(seed=7)), "the seed is 7, not 0"),
+    "a failed run": (entry(lambda e: e.update(result="failed")), 'no field "result"'),
+    "a kernel beyond its bound": (output(kernel_worst=1.5), "is 1.5, violates maximum"),
+    "a reference beyond its bound": (output(reference_worst=1.01), "is 1.01, violates maximum"),
     "a NaN": (output(kernel_worst=float("nan")), "the number NaN is not finite"),
     "an infinite error": (output(kernel_error=float("inf")), "the number Infinity is not finite"),
     "an output missing": (entry(lambda e: e["outputs"].pop("lse")), "the output lse is missing"),
@@ -217,20 +236,38 @@ FORGERIES: dict[str, tuple[Callable[[Path], object], str]] = {
         "the Definition has no output more",
     ),
     # Dates and places
-    "an invalid date": (entry(lambda e: e.update(recorded_at="2026-02-30T00:00:00Z")), "no time of the calendar"),
-    "a date in the future": (entry(lambda e: e.update(recorded_at="2999-01-01T00:00:00Z")), "in the future"),
-    "a date before the project": (entry(lambda e: e.update(recorded_at="2026-11-20T23:59:59Z")), "before 2026-11-21"),
-    "a date in another form": (entry(lambda e: e.update(recorded_at="2 January 2026")), "recorded_at is"),
-    "another op_type": (lambda root: edit(root, EVIDENCE, lambda d: d.update(op_type="gemm")), 'op_type is "gemm"'),
+    "an invalid date": (
+        run(lambda h: h.update(started_at="2026-02-30T00:00:00Z")),
+        "no time of the calendar",
+    ),
+    "a date in the future": (run(lambda h: h.update(started_at="2999-01-01T00:00:00Z")), "in the future"),
+    "a date before the project": (
+        run(lambda h: h.update(started_at="2026-11-20T23:59:59Z")),
+        "before 2026-11-21",
+    ),
+    "a date in another form": (run(lambda h: h.update(started_at="2 January 2026")), "started_at is"),
     "another directory": (other_op_type, f"there is no {EVIDENCE}"),
     "a symbolic link": (symbolic_link, "is a symbolic link"),
     "no evidence": (lambda root: (root / EVIDENCE).unlink(), f"there is no {EVIDENCE}"),
+    # Runs
+    "an edited header": (edited_header, "its content is not that of the run"),
+    "no header": (lambda root: shutil.rmtree(root / "evidence" / "runs"), "there is no header of the run"),
+    "a run of another name": (entry(lambda e: e.update(run="2026-11-22-00000000")), "there is no header of the run"),
+    "a run elsewhere": (entry(lambda e: e.update(run="../runs/x")), "run is .* must match"),
+    "a version that cannot have run it": (run(lambda h: h.update(python="3.9")), 'python is "3.9"'),
     # The form
     "a key twice": (duplicate_key, "the key cases appears twice"),
-    "no digests": (old_form, "lacks the field 'digests'"),
-    "a digest that is cut short": (entry(lambda e: e["digests"].update(harness="0" * 63)), "harness is"),
+    "no digests": (entry(lambda e: e.pop("family")), "lacks the field 'family'"),
+    "the form of before": (old_form, "is not a .jsonl file"),
+    "half a line": (cut_off, "not JSON|has no end"),
+    "two on a line": (two_on_a_line, "not JSON"),
+    "a digest that is cut short": (entry(lambda e: e.update(family="0" * 15)), "family is"),
     "an unknown field": (entry(lambda e: e.update(trusted=True)), 'no field "trusted"'),
 }
+
+
+#: Forgeries of what other Definitions have too, beside those of the table and of headers.
+CONCERN_OTHERS = ("a changed reference", "a kernel that does not compute it")
 
 
 @pytest.mark.parametrize("name", FORGERIES)
@@ -239,16 +276,16 @@ def test_validate_refuses_it_and_embed_keeps_no_tag(dataset: Path, name: str) ->
     forge, reason = FORGERIES[name]
     forge(dataset)
     found = validate_paths([dataset / "definitions", dataset / "evidence"], dataset).problems
-    messages = [problem.message for problem in found if NAME in problem.file]
+    messages = [problem.message for problem in found if NAME in problem.file or "evidence/runs/" in problem.file]
     assert any(re.search(reason, message) for message in messages), messages
-    concerns_the_family = "table" in name or name in ("a changed reference", "a kernel that does not compute it")
+    concerns_the_family = "table" in name or "header" in name or name in CONCERN_OTHERS
     assert concerns_the_family or all(OTHER not in problem.file for problem in found)
     try:
         sync_definitions(dataset, write=True, names=[NAME])
     except SyncError:
-        assert ledger.VERIFIED in json.loads((dataset / DEFINITION).read_text())["tags"]  # nothing was written
+        assert proof.VERIFIED in json.loads((dataset / DEFINITION).read_text())["tags"]  # nothing was written
     else:
-        assert ledger.UNVERIFIED in json.loads((dataset / DEFINITION).read_text())["tags"]
+        assert proof.UNVERIFIED in json.loads((dataset / DEFINITION).read_text())["tags"]
 
 
 def test_there_are_more_than_the_issue_counts() -> None:
@@ -261,39 +298,35 @@ def test_there_are_more_than_the_issue_counts() -> None:
         definition(lambda d: d["tags"].append("model:another-1.5")),
         definition(lambda d: d.update(description="Said in other words.")),
         definition(lambda d: d["axes"]["page_size"].update(description="Said in other words.")),
-        entry(lambda e: e["environment"].update(driver="580.95.05")),
-        entry(lambda e: e.update(cases=ledger.REQUIRED_CASES, vacuous=0)),
+        run(lambda header: header.update(driver="580.95.05")),
+        entry(lambda e: e.update(cases=proof.REQUIRED_CASES, vacuous=0)),
         output(kernel_worst=0, kernel_error=0.03432),  # the nearest e4m3 code
     ],
 )
 def test_what_does_not_matter_is_accepted(dataset: Path, change: Callable[[Path], object]) -> None:
     change(dataset)
     assert not [p for p in validate_paths([dataset], dataset).problems if not p.rule.startswith("tag-")]
-    assert ledger.proven(dataset, Definition.from_file(dataset / DEFINITION))
+    assert proof.proven(dataset, Definition.from_file(dataset / DEFINITION))
 
 
 def test_another_gpu_adds_an_entry(dataset: Path) -> None:
-    def change(document: Json) -> None:
-        more = json.loads(json.dumps(document["entries"][0]))
-        more["environment"]["gpu"]["name"] = "Another GPU"
-        document["entries"].append(more)
-
-    edit(dataset, EVIDENCE, change)
+    lines(lambda found: found.insert(0, dict(found[0])))(dataset)
+    gpu(name="Another GPU")(dataset)
     assert not validate_paths([dataset], dataset).problems
 
 
-@pytest.mark.parametrize(("part", "word"), [("harness", "harness"), ("family", "family")])
+@pytest.mark.parametrize(("part", "word"), [("harness", "harness"), ("family", "family"), ("plans", "plans")])
 def test_older_code_is_stale_and_refused_at_a_release(dataset: Path, part: str, word: str) -> None:
     assert not validate_paths([dataset], dataset, release=True).problems
-    edit(dataset, EVIDENCE, lambda document: document["entries"][0]["digests"].update({part: "0" * 64}))
+    (run if part == "harness" else entry)(lambda found: found.update({part: "0" * 16}))(dataset)
     loaded = Definition.from_file(dataset / DEFINITION)
-    assert ledger.proven(dataset, loaded)
+    assert proof.proven(dataset, loaded)
     assert not validate_paths([dataset], dataset).problems
     for arguments, status in ((["validate"], 0), (["validate", "--release"], 1)):
         assert CliRunner().invoke(main, arguments).exit_code == status
     (problem,) = validate_paths([dataset], dataset, release=True).problems
     assert (problem.rule, problem.file) == ("evidence-stale", DEFINITION)
     assert f"the code of the {word} has changed since the run of" in problem.message
-    found = ledger.read(dataset, loaded)
+    found = proof.read(dataset, loaded)
     assert found is not None
-    assert [changed for _, changed in found.stale(ledger.code_today(loaded))] == [[part]]
+    assert [changed for _, changed in found.stale(loaded)] == [[part]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import re
 import subprocess
@@ -14,7 +13,7 @@ from pathlib import Path
 import gpu_runs
 import pytest
 from gpu_libraries import skip_unusable
-from made_up_evidence import small_dataset
+from made_up_evidence import read_lines, small_dataset, write_lines
 
 import flashinfer_trace
 from flashinfer_trace.cli.processes import memory_of_weights
@@ -106,12 +105,10 @@ def test_only_pairs_without_evidence_of_today_are_chosen_on_request(tmp_path):
     """Of three kernels of a Definition, one with evidence, one judged by older code, one without a run."""
     name = "silu_and_mul_i7168"
     small_dataset(tmp_path, ROOT, name)
-    evidence = tmp_path / "evidence" / "activation" / f"{name}.json"
-    document = json.loads(evidence.read_text())
-    _, stale, lost = document["entries"]
-    stale["digests"]["family"] = "0" * 64
-    document["entries"].remove(lost)
-    evidence.write_text(json.dumps(document))
+    evidence = tmp_path / "evidence" / "activation" / f"{name}.jsonl"
+    known, stale, lost = read_lines(evidence)
+    stale["family"] = "0" * 16
+    write_lines(evidence, [known, stale])
     found = subprocess.run(
         [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "gpu", "--missing-evidence", __file__],
         cwd=ROOT,
@@ -121,7 +118,7 @@ def test_only_pairs_without_evidence_of_today_are_chosen_on_request(tmp_path):
         timeout=300,
     )
     chosen = {line.partition("[")[2].removesuffix("]") for line in found.stdout.splitlines() if "::" in line}
-    assert chosen == {f"{name}-{entry['kernel']['label']}" for entry in (stale, lost)}, found.stdout[-3000:]
+    assert chosen == {f"{name}-{line['kernel']}" for line in (stale, lost)}, found.stdout[-3000:]
 
 
 @pytest.mark.parametrize("worker", [False, True])

@@ -14,9 +14,10 @@ MOST_SUBJECTS = 1024
 def test_every_evidence_file_is_attested_once_in_parts_that_the_action_takes():
     workflow = (ROOT / ".github" / "workflows" / "gpu.yml").read_text(encoding="utf-8")
     steps = [text.partition("- uses:")[0] for text in workflow.split("actions/attest-build-provenance")[1:]]
-    parts = [re.findall(r"/evidence/([^/\s]+)/\*\.json", step) for step in steps]
+    parts = [re.findall(r"/evidence/([^/\s]+)/\*\.jsonl", step) for step in steps]
     files = [path.parent.name for path in (ROOT / "definitions").glob("*/*.json")]
     counts = [sum(fnmatchcase(op_type, one) for op_type in files for one in patterns) for patterns in parts]
     assert all(counts) and sum(counts) == len(files)
     assert max(counts) < MOST_SUBJECTS
+    assert "/evidence/runs/*.json\n" in workflow, "the headers of runs are attested too"
     assert all("if: ${{ !cancelled() }}" in step for step in steps), "what passed is attested if something failed"

@@ -20,7 +20,7 @@ from made_up_evidence import small_dataset
 
 import flashinfer_trace
 from flashinfer_trace.cli import main
-from flashinfer_trace.dataset import evidence as ledger
+from flashinfer_trace.dataset import evidence as proof
 from flashinfer_trace.dataset.sync import sync_definitions
 from flashinfer_trace.format import json_source, patterns
 from flashinfer_trace.format.files import UnreadableFile, read_bytes, read_text, sweep, write_text
@@ -34,11 +34,12 @@ MEMORY = 500 * 1024 * 1024
 
 TARGETS = (
     f"definitions/rmsnorm/{NAME}.json",
-    f"evidence/rmsnorm/{NAME}.json",
+    f"evidence/rmsnorm/{NAME}.jsonl",
     "reference/rmsnorm/rmsnorm.py",
     "schema/naming.json",
     "schema/definition.schema.json",
     "schema/evidence.schema.json",
+    "schema/evidence_run.schema.json",
     "models/needs/deepseek-v3.json",
     "models/deepseek-v3.json",
 )
@@ -143,7 +144,7 @@ def test_no_command_gives_a_traceback(dataset: Path, target: str, kind: str) -> 
 
 @pytest.mark.parametrize("kind", HOSTILE)
 @pytest.mark.parametrize(
-    "target", ["models/deepseek-v3.json", f"definitions/rmsnorm/{NAME}.json", f"evidence/rmsnorm/{NAME}.json"]
+    "target", ["models/deepseek-v3.json", f"definitions/rmsnorm/{NAME}.json", f"evidence/rmsnorm/{NAME}.jsonl"]
 )
 def test_extraction_gives_no_traceback(dataset: Path, target: str, kind: str) -> None:
     from tools.extract_definitions.__main__ import main as extract
@@ -271,4 +272,4 @@ def test_embedding_sweeps_where_nothing_changes(dataset: Path) -> None:
     assert left.exists()
     assert sync_definitions(dataset, write=True) == []
     assert not left.exists()
-    assert ledger.proven(dataset, flashinfer_trace.load(NAME, dataset))
+    assert proof.proven(dataset, flashinfer_trace.load(NAME, dataset))

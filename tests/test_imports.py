@@ -23,7 +23,7 @@ PACKAGE, TOOLS = "command line -> judging", "only the site imports"
 #: Contract, a module, and an import that breaks the contract.
 TURNED = [
     (PACKAGE, "flashinfer_trace/harness/inputs.py", "from flashinfer_trace import families"),
-    (PACKAGE, "flashinfer_trace/dataset/kernel_coverage.py", "from flashinfer_trace.judging import bench"),
+    (PACKAGE, "flashinfer_trace/dataset/coverage.py", "from flashinfer_trace.judging import bench"),
     (PACKAGE, "flashinfer_trace/kernels/names.py", "from flashinfer_trace.dataset import store"),
     (PACKAGE, "flashinfer_trace/sandbox/worker.py", "from flashinfer_trace.verdict import compare"),
     (PACKAGE, "flashinfer_trace/judging/judge.py", "from flashinfer_trace import cli"),

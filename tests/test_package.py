@@ -54,8 +54,11 @@ def test_import_takes_less_than_150_ms():
 CHECKED = ("definitions", "evidence", "models", "workloads")
 
 
-def test_the_dataset_is_valid_in_6000_calls_for_each_file_and_without_torch():
-    """The number of function calls is the same in every run; on a busy machine, the time differs by half."""
+def test_the_dataset_is_valid_in_7500_calls_for_each_file_and_without_torch():
+    """The number of function calls is the same in every run; on a busy machine, the time differs by half.
+
+    Checks by schemas without caches of what they found make more calls than with them, and take less time.
+    """
     code = (
         "import cProfile, pstats, sys; from flashinfer_trace.cli import main; profile = cProfile.Profile()\n"
         "try: profile.runcall(main, ['validate'])\n"
@@ -63,10 +66,10 @@ def test_the_dataset_is_valid_in_6000_calls_for_each_file_and_without_torch():
         "print(pstats.Stats(profile).total_calls)\n"
         f"loaded = {HEAVY} & set(sys.modules)\nassert not loaded, loaded"
     )
-    definitions, *others = (list((ROOT / name).rglob("*.json")) for name in CHECKED)
+    definitions, *others = (list((ROOT / name).rglob("*.json*")) for name in CHECKED)
     *printed, calls = run(sys.executable, "-c", code).splitlines()
     assert printed[0].startswith(f"{len(definitions)} Definitions checked, no problems")
-    assert int(calls) < 6000 * (len(definitions) + sum(map(len, others)))
+    assert int(calls) < 7500 * (len(definitions) + sum(map(len, others)))
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ DIRECTORIES = ("benchmarks", "flashinfer_trace", "reference", "tests", "tools")
 FUNCTION_LINES = 60
 #: Longer functions, and why they are.
 LONGER = {
-    "flashinfer_trace/cli/benchmarks.py: bench": "every option of the command is a parameter",
+    "flashinfer_trace/cli/judgment.py: bench": "every option of the command is a parameter",
     "flashinfer_trace/cli/judgment.py: check": "every option of the command is a parameter",
     "flashinfer_trace/cli/verification.py: verify": "every option of the command is a parameter",
     "flashinfer_trace/families/attention/oracle.py: attention": "one computation, whose parts share a dozen tensors",

@@ -10,7 +10,7 @@ import pytest
 from made_up_evidence import small_dataset
 
 import flashinfer_trace
-from flashinfer_trace.dataset import evidence as ledger
+from flashinfer_trace.dataset import evidence as proof
 from flashinfer_trace.dataset import sync
 from flashinfer_trace.dataset.sync import SyncError, outdated_reference, sync_definitions
 
@@ -119,38 +119,37 @@ def test_no_definition_loses_its_tag_because_evidence_is_missing(dataset, there,
         (dataset / "evidence").mkdir()
     with pytest.raises(SyncError, match=rf"evidence {message}, and 2 Definitions would lose status:verified"):
         sync_definitions(dataset, write=True)
-    assert all(ledger.VERIFIED in tags_of(dataset, name) for name in NAMES)
+    assert all(proof.VERIFIED in tags_of(dataset, name) for name in NAMES)
 
 
 def test_evidence_that_cannot_be_read_takes_no_tag_away(dataset):
-    (dataset / "evidence" / "rmsnorm" / "rmsnorm_h512.json").write_text("{")
-    with pytest.raises(SyncError, match=r"rmsnorm_h512\.json: line 1: not JSON"):
+    (dataset / "evidence" / "rmsnorm" / "rmsnorm_h512.jsonl").write_text("{")
+    with pytest.raises(SyncError, match=r"rmsnorm_h512\.jsonl: line 1: not JSON"):
         sync_definitions(dataset, write=True)
-    assert ledger.VERIFIED in tags_of(dataset, "rmsnorm_h512")
+    assert proof.VERIFIED in tags_of(dataset, "rmsnorm_h512")
 
 
 @pytest.mark.parametrize("forged", [NAMES, NAMES[1:]])
 def test_evidence_that_validate_refuses_takes_no_tag_away(dataset, forged):
     """Emptied, it has runs of no kernel; each file is told, with the fix."""
     for name in forged:
-        path = dataset / "evidence" / "rmsnorm" / f"{name}.json"
-        path.write_text(json.dumps({"definition": name, "op_type": "rmsnorm", "entries": []}))
+        (dataset / "evidence" / "rmsnorm" / f"{name}.jsonl").write_text("")
     outdate(dataset, NAMES[0])
     before = [path_of(dataset, name).read_text() for name in NAMES]
     with pytest.raises(SyncError, match=r"`git restore evidence`.*, or delete it on purpose") as error:
         sync_definitions(dataset, write=True)
     for name in forged:
-        assert f"evidence/rmsnorm/{name}.json:" in str(error.value)
-    assert "entries has 0 items" in str(error.value)
+        assert f"evidence/rmsnorm/{name}.jsonl:" in str(error.value)
+    assert "the file has 0 items" in str(error.value)
     assert [path_of(dataset, name).read_text() for name in NAMES] == before
 
 
 def test_what_awaits_a_run_stays_unverified(dataset):
-    (dataset / "evidence" / "rmsnorm" / "rmsnorm_h512.json").unlink()
+    (dataset / "evidence" / "rmsnorm" / "rmsnorm_h512.jsonl").unlink()
     ((path, what),) = sync_definitions(dataset, write=True)
-    assert path.stem == "rmsnorm_h512" and what.startswith(f"{ledger.UNVERIFIED} and tags (-fi_api:")
+    assert path.stem == "rmsnorm_h512" and what.startswith(f"{proof.UNVERIFIED} and tags (-fi_api:")
     tags = tags_of(dataset, "rmsnorm_h512")
-    assert ledger.UNVERIFIED in tags and not any("_api:" in tag for tag in tags)
+    assert proof.UNVERIFIED in tags and not any("_api:" in tag for tag in tags)
     assert sync_definitions(dataset, write=True) == []
 
 
@@ -160,9 +159,13 @@ def test_a_recorded_run_gives_the_status_and_nothing_else(dataset, models):
     if models:
         shutil.copytree(ROOT / "models", dataset / "models")
     verified = tags_of(dataset, "rmsnorm_h512")
-    edit(dataset, "rmsnorm_h512", tags=[ledger.UNVERIFIED if tag == ledger.VERIFIED else tag for tag in verified])
+    edit(
+        dataset,
+        "rmsnorm_h512",
+        tags=[proof.UNVERIFIED if tag == proof.VERIFIED else tag for tag in verified],
+    )
     assert [(path.stem, what) for path, what in sync_definitions(dataset, write=True)] == [
-        ("rmsnorm_h512", ledger.VERIFIED)
+        ("rmsnorm_h512", proof.VERIFIED)
     ]
     assert tags_of(dataset, "rmsnorm_h512") == verified
 

@@ -5,7 +5,7 @@ python -m tools.derive [--check]
 In this order, because each follows from those before it:
 
 1. models/needs/<model>.json: the Definitions that each op of a model needs,
-2. models/recorded/calls.json: the Definitions that recorded runs call.
+2. models/recorded/: the recorded runs that call each Definition.
 
 Prints a JSON list of the files that changed, each with what was done. With --check, nothing is written, and the files
 that follow from an outdated one are not judged. Exit status: 0 done, 2 a file or a record cannot be used.
@@ -64,18 +64,17 @@ def bring_up_to_date(root: Path, texts: Documents, write: bool) -> list[tuple[Pa
             if write:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_text(path, text)
-    needs = root / "models" / "needs"
-    for path in sorted(needs.glob("*.json")) if any(path.parent == needs for path in texts) else ():
+    for path in (path for folder in {path.parent for path in texts} for path in sorted(folder.glob("*.json"))):
         if path not in texts:
-            changed.append((path, "needs of a model that is gone"))
+            changed.append((path, "of a model or a Definition that is gone"))
             if write:
                 path.unlink()
     return changed
 
 
 def recorded_calls(root: Path) -> Documents:
-    """models/recorded/calls.json."""
-    return model_calls.document(root, consistent(root / "traces" / "runtime", root), list(definitions(root=root)))
+    """models/recorded/."""
+    return model_calls.documents(root, consistent(root / "traces" / "runtime", root), list(definitions(root=root)))
 
 
 STAGES: tuple[Callable[[Path], Documents], ...] = (model_needs.documents, recorded_calls)

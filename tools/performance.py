@@ -32,10 +32,11 @@ time of a call, and the fraction of the roofline that it reaches, which is the l
 figures of `schema/gpus.json` ([costs.md](costs.md)) over the time measured. The cache is cold, each set of inputs is
 new, and every output was judged ([benchmarking.md](benchmarking.md), which also says what a round is). Times are
 recorded by `python -m tools.record_times`, which begins no further round of a workload after 0.8 s, but makes three at
-least. Of a kernel that plans once for many layers, the time is that of `run()`. *Next* is the second fastest kernel and
-how many times as long it takes. *Again* says by how much the time of the fastest kernel differs from that of the latest
-run before that had the same GPU model, driver and versions (CUDA, torch, Python, the kernel's library), the same
-inputs, and as many processes; the card may be another.
+least. Times of an earlier reference, or of a workload that had other sizes or another seed, are left out. Of a kernel
+that plans once for many layers, the time is that of `run()`. *Next* is the second fastest kernel and how many times as
+long it takes. *Again* says by how much the time of the fastest kernel differs from that of the latest run before that
+had the same GPU model, driver and versions (CUDA, torch, Python, the kernel's library), the same inputs, and as many
+processes; the card may be another.
 
 A call is what the family's record makes of the Definition's inputs. In times with a dagger (†), the GPU waited for the
 processor in more than a quarter of the calls: the record prepares on the host what the kernel takes (weights in another
@@ -77,7 +78,7 @@ Runs = dict[tuple[str, str, str], dict[str, list[Record]]]
 def performance_documents(root: Path, dataset: Iterable[Definition]) -> dict[Path, str]:
     """docs/performance.md with a picture for each GPU, by path."""
     known = {one.name: one for one in dataset}
-    runs = _runs(results.read(root / "results"), known)
+    runs = _runs(results.read(root / "results"), known, root)
     docs = root / "docs"
     pictures = {docs / _picture(gpu): _figure(gpu, runs, known) for gpu in sorted({gpu for gpu, _, _ in runs})}
     return {docs / "performance.md": _text(root, runs, known), **pictures}
@@ -143,12 +144,12 @@ def _older(of_gpu: Mapping[tuple[str, str], Mapping[str, Sequence[Record]]]) -> 
     ]
 
 
-def _runs(records: Iterable[Record], known: Mapping[str, Definition]) -> Runs:
-    """The lines of each kernel; of Definitions whose reference changed since, none."""
+def _runs(records: Iterable[Record], known: Mapping[str, Definition], root: Path) -> Runs:
+    """The lines of each kernel; of Definitions whose reference or workload changed since, none."""
     found: Runs = {}
     for one in records:
         definition = known.get(one["definition"])
-        if definition is not None and definition.reference_sha256 == one["reference_sha256"]:
+        if definition is not None and results.of_today(one, definition, root):
             kernels = found.setdefault((one["gpu"], one["definition"], one["workload"]), {})
             kernels.setdefault(one["kernel"], []).append(one)
     return found

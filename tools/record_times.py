@@ -25,7 +25,7 @@ from flashinfer_trace.harness.plans import input_bytes
 from flashinfer_trace.judging.bench import Policy, Report, bench, results
 from flashinfer_trace.judging.bench.environment import environment
 from flashinfer_trace.judging.server import Server
-from flashinfer_trace.judging.submission import Timeouts
+from flashinfer_trace.judging.submission import RunLimits
 from flashinfer_trace.judging.traffic import workloads
 from flashinfer_trace.sandbox.limits import printable
 from tools.performance import COMPARED
@@ -42,7 +42,7 @@ LARGE, LARGEST = 400 << 20, 1 << 30
 #: is timed.
 BYTES_PER_SECOND, PER_SERIES, PER_INPUTS, PER_DEFINITION = 1 << 30, 0.05, 0.05, 1.5
 #: A kernel that takes longer hangs, and gets no more of the budget.
-LIMITS = Timeouts(load=120.0, first_call=90.0, call=10.0)
+LIMITS = RunLimits(load=120.0, first_call=90.0, call=10.0)
 #: Characters of what went wrong that are shown.
 MOST_TEXT = 300
 #: Threads that copy and compare inputs here, while no kernel runs.

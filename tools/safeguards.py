@@ -26,7 +26,7 @@ __all__ = ["safeguards", "safeguards_document"]
 
 #: Where the tests are, and what was timed, whatever dataset the documents are of.
 CHECKOUT = Path(__file__).resolve().parents[1]
-ESCAPES = Path("tests/isolation/escapes.toml")
+ESCAPES = Path("tests/sandbox/escapes.toml")
 FORGERIES = Path("tests/test_forgeries.py")
 
 HEAD = """# The safeguards in figures
@@ -90,7 +90,7 @@ def counted(checkout: Path, fuzz: Mapping[str, Any], mutants: Mapping[str, Any])
         [
             "References that escape or deceive",
             f"{len(escapes)}, all contained by the worker alone; {refused} refused by the allow-list alone",
-            "`pytest tests/isolation`",
+            "`pytest tests/sandbox`",
         ],
         ["Forged evidence", f"{forgeries(checkout)} forgeries, all refused", "`pytest tests/test_forgeries.py`"],
         [

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flashinfer_trace import Definition, definitions
-from flashinfer_trace.dataset.evidence import RECORDED_ON, VERIFIED, Entry, code_today, proofs, read
+from flashinfer_trace.dataset.evidence import RECORDED_ON, VERIFIED, Entry, proofs, read
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.family import Family, Kernel
 from tools.extract_definitions import model_needs
@@ -116,9 +116,9 @@ class Found:
             if entry is None:
                 self.missing.append([*names, why_missing(family, kernel)])
                 continue
-            day = entry.recorded_at[:10]
+            run, day = entry.run, entry.run.started_at[:10]
             counts = [str(entry.cases), str(entry.vacuous), f"{entry.worst:.3f}", day]
-            gpu = f"{entry.gpu} (sm{entry.capability[0]}{entry.capability[1]})"
+            gpu = f"{run.gpu} (sm{run.capability[0]}{run.capability[1]})"
             self.runs.append([*names, f"{entry.library} {entry.version}", gpu, *counts])
             self.cases += entry.cases
             self.worst = max(self.worst, entry.worst)
@@ -181,8 +181,8 @@ def stale(root: Path) -> list[list[str]]:
     """How many runs of verified Definitions older code judged, by op_type and by which part of it has changed since."""
     counts: Counter[tuple[str, str]] = Counter()
     for definition in definitions(root=root):
-        ledger = read(root, definition) if VERIFIED in definition.tags else None
-        for _, changed in ledger.stale(code_today(definition)) if ledger else ():
+        evidence = read(root, definition) if VERIFIED in definition.tags else None
+        for _, changed in evidence.stale(definition) if evidence else ():
             counts[definition.op_type, " and ".join(changed)] += 1
     return [[f"`{op_type}`", changed, str(count)] for (op_type, changed), count in sorted(counts.items())]
 

@@ -9,13 +9,11 @@ from pathlib import Path
 import click
 
 import flashinfer_trace
-from flashinfer_trace.cli.adding import add
-from flashinfer_trace.cli.benchmarks import bench
 from flashinfer_trace.cli.browsing import coverage, find, list_definitions, show
 from flashinfer_trace.cli.completion import register_bash_completion
 from flashinfer_trace.cli.group import CommandGroup
-from flashinfer_trace.cli.judgment import check, cost, export
-from flashinfer_trace.cli.maintenance import sync, validate
+from flashinfer_trace.cli.judgment import bench, check, cost, export
+from flashinfer_trace.cli.maintenance import add, sync, validate
 from flashinfer_trace.cli.verification import verify
 from flashinfer_trace.format.roots import PATH_VARIABLE
 

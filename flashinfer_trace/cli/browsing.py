@@ -89,7 +89,13 @@ def find(words: tuple[str, ...], output_format: str) -> None:
 def _found_json(catalog: Catalog, definition: Definition, runs: Sequence[Entry]) -> dict[str, Any]:
     """What is known of one Definition: `models` has the sizes at which each model needs it, none for all sizes."""
     kernels = [
-        {"kernel": run.kernel_label, "library": run.library, "version": run.version, "gpu": run.gpu, "cases": run.cases}
+        {
+            "kernel": run.kernel_label,
+            "library": run.library,
+            "version": run.version,
+            "gpu": run.run.gpu,
+            "cases": run.cases,
+        }
         for run in runs
     ]
     return {
@@ -107,7 +113,7 @@ def _ran_on(runs: Sequence[Entry]) -> str:
     """``kernel, kernel on GPU``, for each set of GPUs."""
     gpus: dict[str, set[str]] = {}
     for run in runs:
-        gpus.setdefault(run.kernel_label, set()).add(run.gpu)
+        gpus.setdefault(run.kernel_label, set()).add(run.run.gpu)
     kernels: dict[tuple[str, ...], list[str]] = {}
     for kernel, ran in gpus.items():
         kernels.setdefault(tuple(sorted(ran)), []).append(kernel)
@@ -146,7 +152,7 @@ def kernel_states(definition: Definition, root: Path) -> list[tuple[str, str]]:
     computing = kernels_today(root, definition)
     states, ran = [], set[str]()
     for entry in proofs(root, definition):
-        where = f"ran, {entry.library} {entry.version} on {entry.gpu}, {counted(entry.cases, 'case')}"
+        where = f"ran, {entry.library} {entry.version} on {entry.run.gpu}, {counted(entry.cases, 'case')}"
         states.append((entry.kernel_label, where))
         ran.update(computing[entry.kernel_label].tags)
     for tag in definition.tags:
@@ -168,7 +174,7 @@ def coverage(model: str | None, kernels: bool, output_format: str) -> None:
     Without --model, print a table of model x op_type. Each cell counts verified/existing/needed Definitions. With
     --kernels, print the kernels that a model's code calls, the Definitions of each, and how many have evidence from it.
     """
-    from flashinfer_trace.dataset.model_coverage import load_needs, matrix, model_coverages, op_table
+    from flashinfer_trace.dataset.coverage import load_needs, matrix, model_coverages, op_table
 
     if kernels:
         if model is None:
@@ -189,7 +195,7 @@ def coverage(model: str | None, kernels: bool, output_format: str) -> None:
 
 def _kernel_coverage(root: Path, needs: Mapping[str, Mapping[str, Any]], output_format: str) -> None:
     """Prints the kernels of one model, with totals."""
-    from flashinfer_trace.dataset.kernel_coverage import kernel_coverages, kernel_table
+    from flashinfer_trace.dataset.coverage import kernel_coverages, kernel_table
 
     found = [one for needed in needs.values() for one in kernel_coverages(root, needed)]
     if output_format == "json":

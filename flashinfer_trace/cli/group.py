@@ -15,12 +15,14 @@ from typing import Any
 import click
 
 from flashinfer_trace.dataset.store import DatasetError
+from flashinfer_trace.judging.user_inputs import out_of_memory
 
 __all__ = [
     "FAILED",
     "INTERRUPTED",
     "NOTHING_VERIFIED",
     "NOT_JUDGED",
+    "NO_MEMORY",
     "CommandGroup",
     "NotJudged",
     "echo_json",
@@ -30,10 +32,12 @@ __all__ = [
     "is_ours",
 ]
 
-#: Exit statuses. 0 means success, and click exits with 2 for wrong usage, also of a kernel that cannot be loaded.
+#: Exit statuses. 0 means success, and click exits with 2 for wrong usage. NO_MEMORY: this program ran out of memory,
+#: and not a kernel that it judges.
 FAILED = 1
-NOT_JUDGED = 2
 NOTHING_VERIFIED = 3
+NOT_JUDGED = 4
+NO_MEMORY = 5
 INTERRUPTED = 130
 #: Of an error message.
 LONGEST_LINE = 2000
@@ -43,6 +47,18 @@ class NotJudged(click.ClickException):
     """A kernel was not judged."""
 
     exit_code = NOT_JUDGED
+
+
+class OutOfMemory(click.ClickException):
+    """The command itself ran out of memory, be it a GPU's."""
+
+    exit_code = NO_MEMORY
+
+    def __init__(self, error: Exception) -> None:
+        told = f"{type(error).__name__}: {message(error)}".partition("\n")[0]
+        super().__init__(
+            f"flashinfer-trace itself ran out of memory ({told.rstrip(': ')}); nothing is known of a kernel"
+        )
 
 
 class CommandGroup(click.Group):
@@ -82,10 +98,11 @@ class CommandGroup(click.Group):
         except Exception as error:
             # click exits quietly if the reader closed the pipe; any other error is a bug in this package.
             bad_data = is_ours(error) or (isinstance(error, OSError) and error.errno != errno.EPIPE)
-            if not bad_data:
+            if not (bad_data or out_of_memory(error)):
                 raise
             _discard_output()
-            raise self._reported(ctx, click.ClickException(message(error))) from error
+            reported = click.ClickException(message(error)) if bad_data else OutOfMemory(error)
+            raise self._reported(ctx, reported) from error
         except KeyboardInterrupt:
             self._reported(ctx, click.ClickException("interrupted"))
             click.echo("\ninterrupted", err=True)

@@ -24,7 +24,7 @@ __all__ = [
     "ORACLE_EXAMPLES",
     "SEEDS",
     "SHARED_FROM",
-    "Duration",
+    "RealRange",
     "chosen_workloads",
     "counted",
     "dataset_root",
@@ -47,14 +47,14 @@ CPU_JOBS, GPU_JOBS = 4, 8
 SEEDS = click.IntRange(0, LARGEST_SEED)
 
 
-class Duration(click.FloatRange):
-    """Seconds in a range. NaN is in none, but click's ranges let it pass."""
+class RealRange(click.FloatRange):
+    """A number in a range. NaN is in none, but click's ranges let it pass."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        seconds = float(super().convert(value, param, ctx))
-        if math.isnan(seconds):
-            self.fail(f"{seconds} is not in the range {self._describe_range()}.", param, ctx)
-        return seconds
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):
+            self.fail(f"{number} is not in the range {self._describe_range()}.", param, ctx)
+        return number
 
 
 format_option = click.option(

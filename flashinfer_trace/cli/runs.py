@@ -198,7 +198,7 @@ def _at_own_sizes(job: Job, report: Report) -> Report:
         return report
     if not has_real_size(job.definition):
         return replace(report, only_twin=True)
-    message = "the case at its own sizes proves nothing; make the family's plan_for_axes draw one that does"
+    message = "the case at its own sizes proves nothing; let the plan of the family's record give one that does"
     return replace(report, status="failed", message=message)
 
 

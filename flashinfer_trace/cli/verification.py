@@ -28,7 +28,7 @@ from flashinfer_trace.cli.options import (
 from flashinfer_trace.dataset import store
 from flashinfer_trace.dataset.evidence import DRAWN_CASES, REQUIRED_CASES, SEED
 from flashinfer_trace.dataset.evidence_run import MOST_DRAWN
-from flashinfer_trace.judging.user_inputs import LARGEST_SIZE
+from flashinfer_trace.judging.user_inputs import LARGEST_SIZE, wrong_device
 
 if TYPE_CHECKING:
     from flashinfer_trace.cli.runs import Settings
@@ -153,7 +153,7 @@ def verify(
         import torch
 
         from flashinfer_trace.sandbox.worker import reference_worker
-    check_device(device, torch, bool(cluster))
+    check_device(device, bool(cluster))
     if jobs is None:
         gpus = torch.cuda.device_count() if device == "cuda" else int(device != "cpu")
         jobs = 1 if cluster or fixed or full else usual_jobs(len(paths), gpus)
@@ -244,23 +244,12 @@ def _exit_status(reports: list[Report], refused: Iterable[str]) -> int:
     return NOTHING_VERIFIED
 
 
-def check_device(device: str, torch: Any, elsewhere: bool = False) -> str:
+def check_device(device: str, elsewhere: bool = False) -> str:
     """The device as torch names it, a CPU without an index.
 
     Raises:
         click.UsageError: torch does not see it here; `elsewhere`, any GPU will do.
     """
-    try:
-        parsed = torch.device(device)
-    except RuntimeError as error:
-        raise click.UsageError(f"--device {device}: there is no such device; give cpu, cuda or cuda:N") from error
-    if parsed.type not in ("cpu", "cuda"):
-        raise click.UsageError(f"--device {device}: the command runs on cpu, cuda or cuda:N")
-    name = "cpu" if parsed.type == "cpu" else str(parsed)
-    if elsewhere:
-        return name
-    if parsed.type == "cuda" and not torch.cuda.is_available():
-        raise click.UsageError("--device cuda: torch sees no CUDA device here; run on a machine with one, or use cpu")
-    if parsed.type == "cuda" and (parsed.index or 0) >= torch.cuda.device_count():
-        raise click.UsageError(f"--device {device}: there are {torch.cuda.device_count()} CUDA devices, counted from 0")
-    return name
+    if why := wrong_device(device, elsewhere):
+        raise click.UsageError(f"--device {device}: {why}")
+    return "cpu" if device.partition(":")[0] == "cpu" else device

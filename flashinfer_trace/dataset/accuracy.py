@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["CLOSENESS", "too_far"]
+__all__ = ["ALLOWED_FACTOR", "too_far"]
 
 #: A reference may be worse than a kernel by this factor before it counts as less accurate: two correctly rounded
 #: results of one value differ by as much in their Frobenius norm.
-CLOSENESS = 1.05
+ALLOWED_FACTOR = 1.05
 #: Unit roundoff of float32.
 _ROUNDING = 2.0**-24
 
 
 def too_far(error: float) -> float:
     """Relative norm of an error that is no longer about as small as `error`."""
-    return CLOSENESS * error + 4 * _ROUNDING
+    return ALLOWED_FACTOR * error + 4 * _ROUNDING

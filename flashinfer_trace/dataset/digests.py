@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from flashinfer_trace.format.definition import Definition
 
-__all__ = ["content_sha256", "contract_sha256", "lengths_sha256"]
+__all__ = ["DIGITS", "content_sha256", "contract_sha256", "lengths_sha256", "short"]
+
+#: Hexadecimal digits of the digests in evidence: 64 bits, which nobody meets by chance.
+DIGITS = 16
+
+
+def short(sha256: str) -> str:
+    """A digest as evidence has it."""
+    return sha256[:DIGITS]
 
 
 def contract_sha256(definition: Definition) -> str:

@@ -1,7 +1,7 @@
-"""The ledger: where evidence lies, how it is read, and what *proven* means. Importing this imports no torch.
+"""Where evidence is, how it is read, and what *proven* means. Importing this imports no torch.
 
 Evidence is what real kernels answered for one Definition: on which GPU, for which reference and contract, judged by
-which policies and which code. `harness.evidence` writes it; everything else reads it here, so that validation,
+which code (see `evidence_run`). `harness.evidence` writes it; everything else reads it here, so that validation,
 embedding, documents and tests share one meaning.
 
 A Definition is *proven* if its evidence has an entry for each kernel that computes it and runs on a GPU of
@@ -16,13 +16,13 @@ import functools
 import importlib
 import stat
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from flashinfer_trace.dataset import store
-from flashinfer_trace.dataset.evidence_run import DRAWN_CASES, REQUIRED_CASES, SEED, TIME_FORMAT, Entry, Objection
+from flashinfer_trace.dataset import digests, store
+from flashinfer_trace.dataset.evidence_run import DRAWN_CASES, REQUIRED_CASES, SEED, TIME_FORMAT, Entry, Objection, Run
 from flashinfer_trace.format import json_source
 from flashinfer_trace.format.naming import family_name, load_naming
 from flashinfer_trace.kernels import kernels_of
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DRAWN_CASES",
+    "EQUIVALENT_CODE",
     "RECORDED_ON",
     "REQUIRED_CASES",
     "SEED",
@@ -40,29 +41,36 @@ __all__ = [
     "UNVERIFIED",
     "VERIFIED",
     "Entry",
-    "Ledger",
-    "LedgerError",
+    "Evidence",
+    "EvidenceError",
     "Objection",
     "code_today",
+    "entries_of",
     "evidence_directory",
     "evidence_path",
     "family_today",
     "file_in",
-    "kernel_label",
     "kernels_today",
-    "load_json",
+    "load_lines",
+    "load_run",
     "proofs",
     "proven",
     "read",
     "released",
+    "run_file",
 ]
 
 VERIFIED, UNVERIFIED = "status:verified", "status:unverified"
+#: Digests of code that judges as older code did, from the root of a dataset.
+EQUIVALENT_CODE = "schema/equivalent_code.json"
 #: Compute capability of the GPUs that evidence is recorded on: a proven Definition has run on every kernel of these.
 RECORDED_ON = (9, 0)
+#: What a run is of. The other digests are of code.
+BOUND = ("reference", "contract")
+_RESTORE = "restore it from version control or record it again"
 
 
-class LedgerError(ValueError):
+class EvidenceError(ValueError):
     """An evidence file cannot be read or is not evidence. The message names the file and the fix."""
 
 
@@ -77,50 +85,43 @@ class Named(Protocol):
 
 
 @dataclass(frozen=True)
-class Ledger:
+class Evidence:
     """The evidence of one Definition.
 
     Attributes:
-        definition, op_type: of which Definition.
         entries: every recorded run, proving or not.
     """
 
-    definition: str
-    op_type: str
     entries: tuple[Entry, ...]
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Ledger:
-        """The content of an evidence file.
+    def stale(
+        self, definition: Definition, code: Mapping[str, Mapping[str, str]] | None = None
+    ) -> list[tuple[Entry, list[str]]]:
+        """The runs that were judged by older code, each with what of it has changed: "harness", "family", "plans".
 
-        Raises:
-            LedgerError: it does not follow schema/evidence.schema.json.
-        """
-        try:
-            entries = tuple(map(Entry.from_json, data["entries"]))
-            for entry in entries:  # touches every field that is computed with
-                _ = entry.shortcoming, entry.worst, [output["policy"] for output in entry.outputs.values()]
-                if not all(isinstance(text, str) for text in entry.texts):
-                    raise TypeError("a name, a version or a digest is not a string")
-                if not all(isinstance(figure, (int, float)) for figure in entry.figures):
-                    raise TypeError("an error is not a number")
-            return cls(data["definition"], data["op_type"], entries)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise LedgerError(f"not an evidence file ({error!r}); record it again on a GPU") from None
-
-    def stale(self, today: Mapping[str, Mapping[str, str]]) -> list[tuple[Entry, list[str]]]:
-        """The runs that were judged by older code, each with what of it has changed: "harness", "family".
+        Where other code draws the plans, they are drawn again and compared. Imports torch.
 
         Args:
-            today: digests of today's code by label of the kernel (see `code_today`).
+            definition: as it stands.
+            code: short digests of the code by label of the kernel, if not those of today's.
+
+        Raises:
+            LookupError: see `code_today`.
         """
-        parts = ("harness", "family")
-        found = [(e, [p for p in parts if e.digests[p] != today.get(e.kernel_label, {}).get(p)]) for e in self.entries]
-        return [(entry, changed) for entry, changed in found if changed]
+        known, found = code_today(definition) if code is None else code, []
+        equivalent = _equivalent(definition.root or store.find_root())
+        for entry in self.entries:
+            today = known.get(entry.kernel_label, {})
+            changed = [part for part in ("harness", "family") if today.get(part) not in equivalent(entry.digests[part])]
+            if today and entry.digests["plans"] != today["plans"] and not _same_plans(definition, entry):
+                changed.append("plans")
+            if changed:
+                found.append((entry, changed))
+        return found
 
     def repeated(self) -> list[str]:
         """Kernel and GPU of the runs that are there twice: each is recorded once."""
-        counts = Counter((entry.kernel_label, entry.gpu) for entry in self.entries)
+        counts = Counter((entry.kernel_label, entry.run.gpu) for entry in self.entries)
         return [f"{label} on {gpu}" for (label, gpu), count in counts.items() if count > 1]
 
     def proofs(self, definition: Definition, kernels: Mapping[str, KernelFacts]) -> tuple[Entry, ...]:
@@ -129,8 +130,6 @@ class Ledger:
 
     def objections(self, definition: Definition, kernels: Mapping[str, KernelFacts]) -> list[Objection]:
         """Why this does not prove the Definition as it stands; nothing if it does (see `Entry.objections`)."""
-        if (self.op_type, self.definition) != (definition.op_type, definition.name):
-            return [Objection(f"it is for {self.op_type}/{self.definition}")]
         found = [Objection(f"the run of {one} is there twice", failed=True) for one in self.repeated()]
         for entry in self.entries:
             found += [
@@ -147,11 +146,6 @@ class Ledger:
         return found + [Objection(f"no run of {label}, which computes it too") for label in missing]
 
 
-def kernel_label(path: str, variant: str) -> str:
-    """Unique name of a kernel within a family: its dotted path, and the variant in brackets."""
-    return f"{path}[{variant}]" if variant else path
-
-
 def kernels_today(root: Path, definition: Definition) -> dict[str, KernelFacts]:
     """The kernels that compute a Definition, by label.
 
@@ -164,14 +158,40 @@ def kernels_today(root: Path, definition: Definition) -> dict[str, KernelFacts]:
 
 
 def code_today(definition: Definition) -> dict[str, dict[str, str]]:
-    """Digests of the code that judges the kernels of a Definition, by label: see `harness.binding`. Imports torch.
+    """Short digests of the code that judges the kernels of a Definition, by label (`harness.binding`). Imports torch.
 
     Raises:
         LookupError: no family has the Definition.
     """
     binding: Any = importlib.import_module("flashinfer_trace.harness.binding")
     family = family_today(definition)
-    return {kernel.label: binding.judging_code(family, kernel) for kernel in family.kernels}
+    code = {kernel.label: binding.judging_code(family, kernel) for kernel in family.kernels}
+    return {label: {part: digests.short(one) for part, one in parts.items()} for label, parts in code.items()}
+
+
+def _equivalent(root: Path) -> Callable[[str], set[str]]:
+    """Digest of code -> those of code that judges as it does, by EQUIVALENT_CODE (see tools/rejudge)."""
+    path = root / EQUIVALENT_CODE
+    equal = _load_object(path).get("equivalent", {}) if path.is_file() else {}
+    known = {digests.short(old): digests.short(new) for old, new in equal.items()}
+
+    def equivalent(digest: str | None) -> set[str]:
+        found: set[str] = set()
+        while digest is not None and digest not in found:
+            found.add(digest)
+            digest = known.get(digest)
+        return found
+
+    return equivalent
+
+
+def _same_plans(definition: Definition, entry: Entry) -> bool:
+    """Whether today's code draws the cases of a run: see `harness.binding.same_plans`."""
+    binding: Any = importlib.import_module("flashinfer_trace.harness.binding")
+    family = family_today(definition)
+    kernels = (kernel for kernel in family.kernels if kernel.label == entry.kernel_label)
+    ran = entry.plans and binding.PlansRun(**entry.plans)
+    return bool(ran) and all(binding.same_plans(definition, family, one, entry.run.seed, ran) for one in kernels)
 
 
 def family_today(definition: Definition) -> Any:
@@ -196,49 +216,63 @@ def evidence_path(root: Path, definition: Named) -> Path:
 
 def file_in(directory: Path, op_type: str, name: str) -> Path:
     """Where the evidence of a Definition lies in a directory of evidence."""
-    return directory / op_type / f"{name}.json"
+    return directory / op_type / f"{name}.jsonl"
 
 
-def read(root: Path, definition: Named) -> Ledger | None:
+def run_file(directory: Path, run: str) -> Path:
+    """Where the header of a run lies in a directory of evidence."""
+    return directory / "runs" / f"{run}.json"
+
+
+def read(root: Path, definition: Named) -> Evidence | None:
     """The evidence of a Definition, None if nothing was recorded.
 
     Raises:
-        LedgerError: the file cannot be read, is not evidence, or is for a Definition of another name.
+        EvidenceError: the file or the header of a run cannot be read or is not evidence.
     """
     path = evidence_path(root, definition)
-    try:
-        state = path.lstat()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise LedgerError(f"{path}: cannot be read ({error.strerror}); check the path and its permissions") from None
-    if stat.S_ISLNK(state.st_mode):
-        raise LedgerError(f"{path}: is a symbolic link; replace it by the file itself")
-    return _read(path, state.st_mtime_ns, state.st_size)
+    state = _state(path)
+    return None if state is None else Evidence(entries_of(path, _lines(path, *state)))
+
+
+def entries_of(path: Path, lines: Sequence[Mapping[str, Any]]) -> tuple[Entry, ...]:
+    """What the lines of the evidence file at `path` say.
+
+    Raises:
+        EvidenceError: a line is not evidence, or its run has no header, or not a usable one.
+    """
+    entries = []
+    for number, line in enumerate(lines, 1):
+        try:
+            entries.append(Entry.from_json(line, load_run(path.parent.parent, line["run"])))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            told = str(error) if isinstance(error, EvidenceError) else f"is not evidence ({error!r}); record it again"
+            raise EvidenceError(f"{path}: line {number}: {told}") from None
+    return tuple(entries)
 
 
 def proofs(root: Path, definition: Definition) -> tuple[Entry, ...]:
     """The recorded runs that fit a Definition and its family's record as they stand.
 
     Raises:
-        LedgerError: see `read`.
+        EvidenceError: see `read`.
         NamingError, PrivateKernelsError: see `kernels_today`.
     """
-    ledger = read(root, definition)
-    return () if ledger is None else ledger.proofs(definition, kernels_today(root, definition))
+    evidence = read(root, definition)
+    return () if evidence is None else evidence.proofs(definition, kernels_today(root, definition))
 
 
 def released(root: Path, definition: Definition) -> set[str]:
     """Labels of the kernels whose run on some GPU fits a Definition as it stands and was judged by today's code.
 
     Raises:
-        LedgerError: see `read`.
+        EvidenceError: see `read`.
         NamingError, PrivateKernelsError: see `kernels_today`; LookupError: see `code_today`.
     """
-    ledger = read(root, definition)
-    if ledger is None:
+    evidence = read(root, definition)
+    if evidence is None:
         return set()
-    older = [entry for entry, _ in ledger.stale(code_today(definition))]
+    older = [entry for entry, _ in evidence.stale(definition)]
     return {entry.kernel_label for entry in proofs(root, definition) if entry not in older}
 
 
@@ -246,33 +280,72 @@ def proven(root: Path, definition: Definition) -> bool:
     """Whether a Definition is proven, as the module's text says.
 
     Raises:
-        LedgerError: see `read`.
+        EvidenceError: see `read`.
         NamingError, PrivateKernelsError: see `kernels_today`.
     """
-    ledger = read(root, definition)
-    return ledger is not None and not ledger.objections(definition, kernels_today(root, definition))
+    evidence = read(root, definition)
+    return evidence is not None and not evidence.objections(definition, kernels_today(root, definition))
 
 
-def load_json(path: Path) -> dict[str, Any]:
-    """The JSON of one evidence file, read with the limits of `json_source` and not yet checked.
+def load_lines(path: Path) -> Sequence[Mapping[str, Any]]:
+    """The lines of one evidence file, read with the limits of `json_source` and not yet checked.
 
     Raises:
-        LedgerError: it cannot be read, or is not one JSON object without duplicate keys.
+        EvidenceError: it cannot be read, or a line is not a JSON object without duplicate keys.
     """
     try:
-        return json_source.load_object(path)
+        document = json_source.load_lines(path)
+        if document.problems:
+            raise json_source.JsonSourceError(document.problems[0])
     except json_source.JsonSourceError as error:
-        raise LedgerError(f"{path}: {error}; restore it from version control or record it again") from None
+        raise EvidenceError(f"{path}: {error}; {_RESTORE}") from None
+    lines: list[Mapping[str, Any]] = document.data
+    return lines
+
+
+def load_run(directory: Path, name: str) -> Run:
+    """The header of a run in a directory of evidence.
+
+    Raises:
+        EvidenceError: there is none, it cannot be read, is not a header, or is not the one of this name.
+    """
+    path = run_file(directory, str(name))
+    state = _state(path) if name == path.stem else None  # no way out of the directory
+    if state is None:
+        raise EvidenceError(f"there is no header of the run {str(name)[:80]} in {path.parent}; {_RESTORE}")
+    return _run(path, *state)
+
+
+def _state(path: Path) -> tuple[int, int] | None:
+    """Time and size of a file, None if there is none."""
+    try:
+        state = path.lstat()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise EvidenceError(f"{path}: cannot be read ({error.strerror}); check the path and its permissions") from None
+    if stat.S_ISLNK(state.st_mode):
+        raise EvidenceError(f"{path}: is a symbolic link; replace it by the file itself")
+    return state.st_mtime_ns, state.st_size
 
 
 @functools.lru_cache(maxsize=store.CACHED_FILES)
-def _read(path: Path, _modified: int, _size: int) -> Ledger:
-    data = load_json(path)
+def _lines(path: Path, _modified: int, _size: int) -> Sequence[Mapping[str, Any]]:
+    return load_lines(path)
+
+
+@functools.lru_cache(maxsize=store.CACHED_FILES)
+def _run(path: Path, _modified: int, _size: int) -> Run:
+    data = _load_object(path)
     try:
-        ledger = Ledger.from_json(data)
-    except LedgerError as error:
-        raise LedgerError(f"{path}: {error}") from None
-    if (ledger.op_type, ledger.definition) != (path.parent.name, path.stem):
-        named = f"{ledger.op_type[:80]}/{ledger.definition[:160]}"
-        raise LedgerError(f"{path}: is evidence for {named}; move it or record it again")
-    return ledger
+        return Run.from_json(path.stem, data)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        told = error if isinstance(error, ValueError) else f"not a run ({error!r})"
+        raise EvidenceError(f"{path}: {told}; {_RESTORE}") from None
+
+
+def _load_object(path: Path) -> dict[str, Any]:
+    try:
+        return json_source.load_object(path)
+    except json_source.JsonSourceError as error:
+        raise EvidenceError(f"{path}: {error}; {_RESTORE}") from None

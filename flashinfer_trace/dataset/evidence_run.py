@@ -1,4 +1,10 @@
-"""One recorded run: what an entry of evidence says, and why it proves nothing, or not a Definition as it stands."""
+"""One line of evidence: what it says, and why it proves nothing, or not a Definition as it stands.
+
+A *run* is one recording: processes that began together, on GPUs of one name. Its header, ``evidence/runs/<run>.json``,
+says when it began, on which machine, with which versions, and which code decided. The name of the run has a digest of
+all that, so an edited header no longer fits its name. An *entry* is a line of ``evidence/<op_type>/<name>.jsonl``, for
+one kernel, and names its run.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flashinfer_trace.dataset import digests, store
 from flashinfer_trace.dataset.accuracy import too_far
+from flashinfer_trace.kernels import current_label, library_of
 from flashinfer_trace.kernels.table import KernelFacts
 
 if TYPE_CHECKING:
@@ -17,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DRAWN_CASES",
+    "FIGURES",
     "MOST_CASES",
     "MOST_DRAWN",
     "REQUIRED_CASES",
@@ -24,8 +32,10 @@ __all__ = [
     "TIME_FORMAT",
     "Entry",
     "Objection",
+    "Run",
     "chosen_seed",
     "implausible",
+    "run_name",
 ]
 
 #: Real cases that one entry needs to prove anything. If a defect showed in a fraction p of all cases, 50 independent
@@ -47,6 +57,9 @@ EARLIEST = datetime.datetime(2026, 11, 21, tzinfo=datetime.timezone.utc)
 CLOCK_DIFFERENCE = datetime.timedelta(days=1)
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 
+#: What a line says of each output, in this order: error / bound of the kernel and of the reference, and the relative
+#: norm of the error of each.
+FIGURES = ("kernel_worst", "reference_worst", "kernel_error", "reference_error")
 #: Figures are recorded with four digits.
 _RECORDED = 1.001
 #: Relative norm of what rounding to a dtype does at most, where few values are subnormal.
@@ -75,73 +88,114 @@ class Objection(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Run:
+    """One recording: what its header says.
+
+    Attributes:
+        name: of the file, without its suffix (see `run_name`).
+        started_at: when it began, UTC, ISO 8601.
+        gpu: name as CUDA reports it.
+        capability: compute capability, major and minor.
+        libraries: distribution -> version of what has kernels, or takes part otherwise.
+        seed: of all draws.
+        harness: digest of the code that decides for all families.
+    """
+
+    name: str
+    started_at: str
+    gpu: str
+    capability: tuple[int, int]
+    libraries: Mapping[str, str]
+    seed: int
+    harness: str
+
+    @classmethod
+    def from_json(cls, name: str, data: Mapping[str, Any]) -> Run:
+        """A header of schema/evidence_run.schema.json.
+
+        Raises:
+            KeyError, TypeError, ValueError, AttributeError: it is not one, or that of another run.
+        """
+        if run_name(data) != name:
+            raise ValueError(f"its content is not that of the run {name}: it was edited")
+        major, minor = data["gpu"]["compute_capability"].split(".")
+        texts = (data["started_at"], data["gpu"]["name"], data["harness"], *data["libraries"].values())
+        _check_texts(*texts)
+        return cls(
+            name=name,
+            started_at=data["started_at"],
+            gpu=data["gpu"]["name"],
+            capability=(int(major), int(minor)),
+            libraries=data["libraries"],
+            seed=data["seed"],
+            harness=data["harness"],
+        )
+
+
+def run_name(header: Mapping[str, Any]) -> str:
+    """The name of a run: the day that it began, and a digest of its header."""
+    return f"{str(header.get('started_at'))[:10]}-{digests.content_sha256(header)[:8]}"
+
+
+def _check_texts(*values: object) -> None:
+    if not all(isinstance(value, str) for value in values):
+        raise TypeError("a name, a version or a digest is not a string")
+
+
+@dataclass(frozen=True)
 class Entry:
     """One run of one kernel on one GPU.
 
     Attributes:
         kernel_label: the kernel's name in its family's record.
-        path, variant: the kernel's dotted path, and which use of it ("" if there is only one).
-        library, version: the distribution that ships it.
-        gpu: name as CUDA reports it.
-        capability: compute capability, major and minor.
-        digests: SHA-256 of the ``reference``, the ``contract`` and the code of the ``family`` and the ``harness``.
+        run: of which it is a line.
+        library: the distribution that ships the kernel: the line names it, or the table of kernels knows which of those
+            that the run lists; empty if neither does.
+        digests: of the ``reference``, the ``contract``, and the code of the ``harness``, the ``family`` and the
+            ``plans``.
         cases: real cases: distinct ones that prove something.
         vacuous: cases that prove nothing (an empty or all-zero expected output). They are counted apart from `cases`.
-        seed: of all draws.
-        passed: every output of every case met its bound.
-        outputs: output -> policy (text) and figures: kernel_worst and reference_worst (error / bound), kernel_error and
+        outputs: output -> its `FIGURES`: kernel_worst and reference_worst (error / bound), kernel_error and
             reference_error (relative norm).
-        recorded_at: when the run ended, UTC, ISO 8601.
+        plans: the cases by content, as `harness.report.PlansRun` has them; None of older runs.
     """
 
     kernel_label: str
-    path: str
-    variant: str
+    run: Run
     library: str
-    version: str
-    gpu: str
-    capability: tuple[int, int]
     digests: Mapping[str, str]
     cases: int
     vacuous: int
-    seed: int
-    passed: bool
-    outputs: Mapping[str, Mapping[str, Any]]
-    recorded_at: str
+    outputs: Mapping[str, Mapping[str, float]]
+    plans: Mapping[str, Any] | None = None
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Entry:
-        """An entry of schema/evidence.schema.json (KeyError, TypeError or ValueError if it does not follow that)."""
-        kernel, gpu = data["kernel"], data["environment"]["gpu"]
-        major, minor = gpu["compute_capability"].split(".")
-        return cls(
-            kernel_label=kernel["label"],
-            path=kernel["path"],
-            variant=kernel["variant"],
-            library=kernel["library"],
-            version=kernel["version"],
-            gpu=gpu["name"],
-            capability=(int(major), int(minor)),
-            digests={key: data["digests"][key] for key in ("reference", "contract", "family", "harness")},
-            cases=data["cases"],
-            vacuous=data["vacuous"],
-            seed=data["seed"],
-            passed=data["result"] == "passed",
-            outputs=data["outputs"],
-            recorded_at=data["recorded_at"],
-        )
+    def from_json(cls, line: Mapping[str, Any], run: Run) -> Entry:
+        """A line of schema/evidence.schema.json (KeyError, TypeError or ValueError if it does not follow that)."""
+        label = current_label(line["kernel"])
+        library = line.get("library") or library_of(label.partition("[")[0], run.libraries) or ""
+        found = {part: line[part] for part in ("reference", "contract", "family")}
+        found |= {"harness": run.harness, "plans": line.get("plans", "")}
+        _check_texts(library, *found.values())
+        outputs = {name: dict(zip(FIGURES, values, strict=True)) for name, values in line["outputs"].items()}
+        cases, vacuous = line["cases"], line["vacuous"]
+        plans = {"counts": line.get("rounds", [cases + vacuous]), "vacuous": line.get("vacuous_cases", [])}
+        drawn = {**plans, "sha256": line["drawn"]} if "drawn" in line else None
+        entry = cls(label, run, library, found, cases, vacuous, outputs, drawn)
+        if not all(isinstance(one, (int, float)) for output in outputs.values() for one in output.values()):
+            raise TypeError("an error is not a number")
+        _ = entry.shortcoming, entry.worst  # touch every field that is computed with
+        return entry
 
     @property
-    def texts(self) -> tuple[str, ...]:
-        """The fields that are strings."""
-        named = (self.kernel_label, self.path, self.variant, self.library, self.version, self.gpu, self.recorded_at)
-        return (*named, *self.digests.values())
+    def path(self) -> str:
+        """The kernel's dotted path."""
+        return self.kernel_label.partition("[")[0]
 
     @property
-    def figures(self) -> tuple[float, ...]:
-        """The fields of outputs that are numbers."""
-        names = ("kernel_worst", "reference_worst", "kernel_error", "reference_error")
-        return tuple(output[name] for output in self.outputs.values() for name in names)
+    def version(self) -> str:
+        """That of the library; empty if the run does not list it."""
+        return self.run.libraries.get(self.library, "")
 
     @property
     def worst(self) -> float:
@@ -151,19 +205,17 @@ class Entry:
     @property
     def shortcoming(self) -> str | None:
         """Why this run proves nothing whatever it is for, None if it may prove something."""
-        if not self.passed:
-            return "the run failed"
         if self.vacuous < 0:
             return f"{self.vacuous} vacuous cases"
         if self.cases < REQUIRED_CASES:
             return f"{self.cases} real cases are fewer than {REQUIRED_CASES}"
-        if (reason := chosen_seed(self.seed)) is not None:
+        if (reason := chosen_seed(self.run.seed)) is not None:
             return reason
         for name, output in self.outputs.items():
             for figure in ("kernel_worst", "reference_worst"):
                 if not 0 <= output[figure] <= 1:  # a NaN fails too
                     return f"{figure} of {name} is {output[figure]}, beyond its bound"
-        return next((text for _, text in self.contradictions), None) or implausible(self.recorded_at)
+        return next((text for _, text in self.contradictions), None) or implausible(self.run.started_at)
 
     @property
     def contradictions(self) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -216,20 +268,18 @@ class Entry:
 
     def _mismatches(self, definition: Definition, kernels: Mapping[str, KernelFacts]) -> Iterator[str]:
         today = {"reference": definition.reference_sha256, "contract": digests.contract_sha256(definition)}
-        yield from (text for part, text in _BINDING.items() if self.digests[part] != today[part])
+        yield from (text for part, text in _BINDING.items() if self.digests[part] != digests.short(today[part]))
         kernel = kernels.get(self.kernel_label)
         if kernel is None:
             known = ", ".join(kernels) or "none"
             yield f"no kernel of this label computes the Definition today; those are {known}"
         else:
-            for name in ("path", "variant"):
-                if getattr(self, name) != getattr(kernel, name):
-                    yield f"{name} is {getattr(self, name)!r}, but the table of kernels says {getattr(kernel, name)!r}"
             if self.library not in kernel.libraries:
                 known = " or ".join(kernel.libraries)
-                yield f"library is {self.library!r}, but the table of kernels says {known}"
-            if not kernel.runs_on(self.capability):
-                yield f"the kernel does not run on compute capability {self.capability[0]}.{self.capability[1]}"
+                found = f"library is {self.library!r}" if self.library else "the run lists no library that has it"
+                yield f"{found}, but the table of kernels says {known}"
+            if not kernel.runs_on(self.run.capability):
+                yield f"the kernel does not run on compute capability {self.run.capability[0]}.{self.run.capability[1]}"
         for name in dict.fromkeys([*definition.outputs, *self.outputs]):
             if name not in self.outputs:
                 yield f"the output {name} is missing"
@@ -243,12 +293,12 @@ def chosen_seed(seed: int) -> str | None:
 
 
 @functools.lru_cache(maxsize=store.CACHED_FILES)
-def implausible(recorded_at: str) -> str | None:
-    """Why a run cannot have ended then, None if it can."""
+def implausible(started_at: str) -> str | None:
+    """Why a run cannot have begun then, None if it can."""
     try:
-        time = datetime.datetime.strptime(recorded_at, TIME_FORMAT).replace(tzinfo=datetime.timezone.utc)
+        time = datetime.datetime.strptime(started_at, TIME_FORMAT).replace(tzinfo=datetime.timezone.utc)
     except ValueError:
-        return f"recorded_at is {recorded_at[:40]!r}, no time of the calendar"
+        return f"started_at is {started_at[:40]!r}, no time of the calendar"
     if not EARLIEST <= time <= datetime.datetime.now(datetime.timezone.utc) + CLOCK_DIFFERENCE:
-        return f"recorded_at is {recorded_at}, before {EARLIEST:%Y-%m-%d} or in the future"
+        return f"started_at is {started_at}, before {EARLIEST:%Y-%m-%d} or in the future"
     return None

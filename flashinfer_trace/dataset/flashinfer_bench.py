@@ -24,8 +24,8 @@ from flashinfer_trace.format.json_values import strings
 __all__ = [
     "CONSTANTS",
     "Compatibility",
+    "CompatibilityError",
     "Difference",
-    "EcosystemError",
     "compatibility_path",
     "constants_of",
     "differences",
@@ -40,7 +40,7 @@ CONSTANTS = frozenset({"EPS", "TOP_K", "N_GROUP", "TOPK_GROUP"})
 SECTIONS = ("differences", "behaviour", "elsewhere", "missing", "evaluation")
 
 
-class EcosystemError(ValueError):
+class CompatibilityError(ValueError):
     """schema/flashinfer_bench.json or schema/compatibility.json is malformed. The message says where and why."""
 
 
@@ -155,7 +155,7 @@ def load_compatibility(root: Path) -> Compatibility | None:
     """Reads both files (cached until one changes); None if the root has no table: then every name is free.
 
     Raises:
-        EcosystemError: one of them is malformed, or only the decisions are missing.
+        CompatibilityError: one of them is malformed, or only the decisions are missing.
     """
     paths = table_path(root), compatibility_path(root)
     if not paths[0].exists():
@@ -163,7 +163,7 @@ def load_compatibility(root: Path) -> Compatibility | None:
     try:
         return _load(*paths, *(path.stat().st_mtime_ns for path in paths))
     except OSError as error:
-        raise EcosystemError(f"{error.filename}: cannot be read ({error.strerror})") from None
+        raise CompatibilityError(f"{error.filename}: cannot be read ({error.strerror})") from None
 
 
 @functools.lru_cache(maxsize=8)
@@ -185,4 +185,4 @@ def _load(table: Path, decisions: Path, _table_modified: int, _decisions_modifie
         return Compatibility(facts["source"], facts["definitions"], sections)
     except (JsonSourceError, KeyError, TypeError, AttributeError) as error:
         where = f"{table.name} or {decisions.name}"
-        raise EcosystemError(f"{where} is malformed ({error!r}); their schemas stand beside them") from None
+        raise CompatibilityError(f"{where} is malformed ({error!r}); their schemas stand beside them") from None

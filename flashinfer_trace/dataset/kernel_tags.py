@@ -46,7 +46,7 @@ def kernel_tags(root: Path, data: Mapping[str, Any]) -> KernelTags:
 
     Raises:
         NamingError: schema/naming.json is unusable.
-        LedgerError: its evidence is unusable.
+        EvidenceError: its evidence is unusable.
     """
     family = family_name(data, load_naming(root))
     try:

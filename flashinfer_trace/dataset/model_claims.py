@@ -1,8 +1,8 @@
 """The tags that follow from models/: which models call a Definition, and at which sizes.
 
-``models/needs/<model>.json`` is derived from traces and ``models/``; ``models/recorded/calls.json`` from runs that were
-recorded on a GPU. ``models/curated/claims.json`` holds what people found elsewhere: Definitions, the models and
-parallel sizes that they are for, and where that can be seen. Nothing here imports torch.
+``models/needs/<model>.json`` is derived from traces and ``models/``; ``models/recorded/<definition>.json`` from runs
+that were recorded on a GPU. ``models/curated/claims.json`` holds what people found elsewhere: Definitions, the models
+and parallel sizes that they are for, and where that can be seen. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ __all__ = [
     "load_model_claims",
     "missing_files",
     "recorded_path",
+    "recorded_paths",
 ]
 
 
@@ -98,9 +99,14 @@ def curated_path(root: Path) -> Path:
     return root / "models" / "curated" / "claims.json"
 
 
-def recorded_path(root: Path) -> Path:
-    """Where the Definitions lie that recorded runs of models call."""
-    return root / "models" / "recorded" / "calls.json"
+def recorded_path(root: Path, definition: str) -> Path:
+    """Where it lies which recorded runs of models call a Definition."""
+    return root / "models" / "recorded" / f"{definition}.json"
+
+
+def recorded_paths(root: Path) -> list[Path]:
+    """The files of every Definition that recorded runs call, sorted."""
+    return sorted((root / "models" / "recorded").glob("*.json"))
 
 
 def load_model_claims(root: Path) -> ModelClaims | None:
@@ -126,9 +132,10 @@ def load_model_claims(root: Path) -> ModelClaims | None:
             for size in document["sizes"]:
                 for one in ((name, document["model"]) for name in size["definitions"]):
                     by_model[one] = by_model.get(one, frozenset()) | {size["tag"]}
-        path = recorded_path(root)
-        runs = load_object(path, TRACES)["recorded"] if path.exists() else []
-        recorded = _gathered((name, tag) for run in runs for tag in _claimed(run) for name in run["definitions"])
+        runs = {}
+        for path in recorded_paths(root):
+            runs[path] = load_object(path)["recorded"]
+        recorded = _gathered((path.stem, tag) for path, ones in runs.items() for one in ones for tag in _claimed(one))
         titles = {}
         for path in constants:
             if title := load_object(path).get("title"):
@@ -141,7 +148,8 @@ def load_model_claims(root: Path) -> ModelClaims | None:
         raise ModelClaimsError(path, root, reason, hint) from None
     known = {*models, *(one.stem for one in needs)}
     _check_models(curated_path(root), "claims", marks, known, root)
-    _check_models(recorded_path(root), "recorded", runs, known, root)
+    for path, ones in runs.items():
+        _check_models(path, "recorded", ones, known, root)
     return ModelClaims(models, _gathered(pairs), curated, titles, recorded, by_model)
 
 
@@ -153,8 +161,8 @@ def missing_files(root: Path) -> list[tuple[Path, str]]:
     missing = [(root / "models" / "needs" / f"{name}.json", derive) for name in constants - needs]
     missing += [(root / "models" / f"{name}.json", restore) for name in needs - constants]
     if constants:
-        kept = {curated_path(root): restore, recorded_path(root): derive}
-        missing += [(path, fix) for path, fix in kept.items() if not path.exists()]
+        missing += [(curated_path(root), restore)] if not curated_path(root).exists() else []
+        missing += [(root / "models" / "recorded", derive)] if not recorded_paths(root) else []
     return sorted(missing)
 
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace.dataset import evidence as ledger
+from flashinfer_trace.dataset import evidence as proof
 from flashinfer_trace.dataset.kernel_tags import kernel_tags
 from flashinfer_trace.dataset.model_claims import ModelClaims, ModelClaimsError, load_model_claims
 from flashinfer_trace.dataset.store import PACKAGE, definition_paths
@@ -152,10 +152,10 @@ def sync_definitions(root: Path, write: bool, names: Sequence[str] = ()) -> list
         PrivateKernelsError,
         ModelClaimsError,
         InputError,
-        ledger.LedgerError,
+        proof.EvidenceError,
     ) as error:
         raise SyncError(str(error)) from error
-    _check_losses(ledger.evidence_directory(root), [one.path.stem for one in embedded if one.lacks])
+    _check_losses(proof.evidence_directory(root), [one.path.stem for one in embedded if one.lacks])
     # That of a Definition which stays verified is checked with it.
     if evidence := [one.unproving for one in embedded if one.unproving]:
         found: Result = validate_paths(evidence, root)
@@ -184,7 +184,7 @@ def _check_losses(evidence: Path, names: Sequence[str]) -> None:
         shown = ", ".join([*names[:3], *(["..."] if len(names) > 3 else [])])
         purpose = "; to remove one on purpose, run `flashinfer-trace sync NAME` for it alone" if there else ""
         raise SyncError(
-            f"{evidence} {'lacks files' if there else 'is missing'}, and {counted} would lose {ledger.VERIFIED} "
+            f"{evidence} {'lacks files' if there else 'is missing'}, and {counted} would lose {proof.VERIFIED} "
             f"({shown}); restore it from version control{purpose}"
         )
 
@@ -238,9 +238,9 @@ def _embed(root: Path, path: Path, naming: Naming, claims: ModelClaims | None) -
             "(`flashinfer-trace validate` shows what is known), or add the pattern of a new family there"
         )
     reference = render(root, definition.op_type, family, definition.const_axes)
-    is_proven = ledger.proven(root, dataclasses.replace(definition, reference=reference))
-    evidence = ledger.evidence_path(root, definition)
-    status = ledger.VERIFIED if is_proven else ledger.UNVERIFIED
+    is_proven = proof.proven(root, dataclasses.replace(definition, reference=reference))
+    evidence = proof.evidence_path(root, definition)
+    status = proof.VERIFIED if is_proven else proof.UNVERIFIED
     changes = []
     if definition.reference != reference:
         data["reference"] = reference
@@ -252,7 +252,7 @@ def _embed(root: Path, path: Path, naming: Naming, claims: ModelClaims | None) -
         own = [status if tag.startswith("status:") else tag for tag in tags]
         if own != tags:
             changes.append(status)
-            lacks = ledger.VERIFIED in tags and not evidence.exists()
+            lacks = proof.VERIFIED in tags and not evidence.exists()
         kernels = kernel_tags(root, data)
         data["tags"] = own
         if claims is None:

@@ -187,7 +187,7 @@ def jit_activation(name: str) -> KernelCall:
     """An adapter of the function that SGLang compiles by itself, with --use_fast_math on Hopper."""
 
     def run(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-        import sglang.jit_kernel.activation as activation
+        import sglang.kernels.ops.activation.activation as activation
 
         getattr(activation, name)(inputs["gate_up"], outputs["output"])
         return outputs
@@ -205,7 +205,7 @@ def gated_family(
     kernels = (
         (f"flashinfer.activation.{name}", flashinfer_activation(name)),
         (f"torch.ops.sgl_kernel.{name}", sgl_activation(name)),
-        (f"sglang.jit_kernel.activation.{name}", jit_activation(name)),
+        (f"sglang.kernels.ops.activation.activation.{name}", jit_activation(name)),
     )
     return Family(
         name=name,

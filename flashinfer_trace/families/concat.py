@@ -59,7 +59,7 @@ def run_keys(module: str, definition: Definition, inputs: Inputs, outputs: Outpu
 
 def run_keys_triton(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     """What SGLang calls for other numbers of heads."""
-    from sglang.srt.layers.attention.utils import concat_and_cast_mha_k_triton
+    from sglang.kernels.ops.attention.mla_qk_prep import concat_and_cast_mha_k_triton
 
     concat_and_cast_mha_k_triton(outputs["k"], inputs["k_nope"], inputs["k_rope"])
     return outputs
@@ -70,8 +70,8 @@ def run_queries(module: str, definition: Definition, inputs: Inputs, outputs: Ou
 
 
 #: The modules that have these functions.
-SGL_KERNEL, FLASHINFER, SGLANG_JIT = "sgl_kernel", "flashinfer.concat_ops", "sglang.jit_kernel.concat_mla"
-SGLANG_TRITON = "sglang.srt.layers.attention.utils"
+SGL_KERNEL, FLASHINFER, SGLANG_JIT = "sgl_kernel", "flashinfer.concat_ops", "sglang.kernels.ops.attention.concat_mla"
+SGLANG_TRITON = "sglang.kernels.ops.attention.mla_qk_prep"
 
 
 def concat_kernel(name: str, run: Callable[..., Outputs], module: str) -> Kernel:

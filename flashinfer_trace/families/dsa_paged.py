@@ -166,15 +166,16 @@ def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
 
 
 def run_flash_mla(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    """As SGLang calls it: heads are padded by zeros to a whole block."""
-    from sgl_kernel.flash_mla import flash_mla_sparse_fwd
+    """As SGLang calls it: heads are padded by zeros to a whole block, and the lse has base 2."""
+    from flash_mla import flash_mla_sparse_fwd
 
     axes = definition.const_axes
     heads = axes["num_qo_heads"]
     queries = torch.cat((inputs["q_nope"], inputs["q_pe"]), dim=-1)
     padded = torch.nn.functional.pad(queries, (0, 0, 0, -heads % BLOCK_HEADS))
     indices = inputs["sparse_indices"].unsqueeze(1)
-    found = flash_mla_sparse_fwd(padded, keys_of(inputs), indices, float(inputs["sm_scale"]), axes["head_dim_ckv"])
+    scale, latent = float(inputs["sm_scale"]), axes["head_dim_ckv"]
+    found = flash_mla_sparse_fwd(padded, keys_of(inputs), indices, scale, latent, use_legacy=True, return_log2_lse=True)
     return {"output": found[0][:, :heads].contiguous(), "lse": found[2][:, :heads].contiguous()}
 
 
@@ -189,7 +190,7 @@ FAMILIES = (
         compare={"output": OUTPUT, "lse": LSE},
         kernels=(
             Kernel(
-                "sgl_kernel.flash_mla.flash_mla_sparse_fwd",
+                "flash_mla.flash_mla_sparse_fwd",
                 run_flash_mla,
                 limits={"num_tokens": (1, 1 << 20), "num_pages": (1, 1 << 30)},
                 plan_options=SparseOptions(keyless=False, any_negative=False),

@@ -27,7 +27,7 @@ from flashinfer_trace.families.attention.policies import LSE, OUTPUT, Rounding, 
 from flashinfer_trace.families.attention.rounding import BFLOAT16, HIGHER_ORDERS, LOG2_E
 from flashinfer_trace.families.attention.tiles import Memory
 from flashinfer_trace.families.mla_paged.inputs import SCALED_DIM
-from flashinfer_trace.families.quantised import E4M3_MAX
+from flashinfer_trace.families.quantized import E4M3_MAX
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws
@@ -211,25 +211,24 @@ def with_dequantisation(policy: Policy) -> ErrorBound:
 
 def run_flash_mla(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     """As SGLang calls it: a token is a request with one query, and heads are padded by zeros to a whole block."""
-    from sgl_kernel.flash_mla import flash_mla_with_kvcache, get_mla_metadata
+    from flash_mla import flash_mla_with_kvcache, get_mla_metadata
 
     axes = definition.const_axes
     heads, topk = axes["num_qo_heads"], axes["topk"]
     queries = torch.cat((inputs["q_nope"], inputs["q_pe"]), dim=-1).unsqueeze(1)
     padded = torch.nn.functional.pad(queries, (0, 0, 0, -heads % dsa_paged.BLOCK_HEADS))
     lengths = torch.full((len(padded),), topk, dtype=torch.int32, device=padded.device)
-    metadata, splits = get_mla_metadata(lengths, padded.shape[2], 1, padded.shape[2], is_fp8_kvcache=True, topk=topk)
     output, lse = flash_mla_with_kvcache(
         q=padded,
         k_cache=inputs["kv_cache"].unsqueeze(2),
         block_table=torch.empty((len(padded), 0), dtype=torch.int32, device=padded.device),
         cache_seqlens=lengths,
         head_dim_v=axes["head_dim_ckv"],
-        tile_scheduler_metadata=metadata,
-        num_splits=splits,
+        tile_scheduler_metadata=get_mla_metadata()[0],
         softmax_scale=float(inputs["sm_scale"]),
         is_fp8_kvcache=True,
         indices=inputs["sparse_indices"].unsqueeze(1),
+        use_legacy=True,
     )
     return {
         "output": output.squeeze(1)[:, :heads].contiguous(),
@@ -258,7 +257,7 @@ FAMILIES = (
         compare={"output": OUTPUT, "lse": LSE},
         kernels=(
             Kernel(
-                "sgl_kernel.flash_mla.flash_mla_with_kvcache",
+                "flash_mla.flash_mla_with_kvcache",
                 run_flash_mla,
                 variant="sparse, fp8 cache, with get_mla_metadata",
                 limits={"num_tokens": (1, 1 << 20), "num_pages": (1, 1 << 30)},

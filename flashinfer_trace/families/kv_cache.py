@@ -17,7 +17,7 @@ from flashinfer_trace.verdict.compare import Expected
 from flashinfer_trace.verdict.copies import SameBits
 
 COPIES = SameBits("copies, bit for bit; rows that are not written stay")
-JIT = "sglang.jit_kernel.kvcache"
+JIT = "sglang.kernels.ops.kvcache.kvcache"
 TRITON = "sglang.srt.mem_cache.utils"
 #: No kernel launches for zero rows: an empty grid is an error in CUDA.
 LAUNCHABLE = {"num_tokens": (1, 1 << 20)}
@@ -87,16 +87,19 @@ def mla_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
 
 
 def run_store(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    from sglang.jit_kernel.kvcache import store_cache
+    from sglang.kernels.ops.kvcache.kvcache import store_cache
 
-    store_cache(inputs["k"], inputs["v"], inputs["k_cache"], inputs["v_cache"], inputs["indices"])
+    # Without being told, it keeps slot 0, which SGLang reserves, as it is.
+    arguments = (inputs[name] for name in ("k", "v", "k_cache", "v_cache", "indices"))
+    store_cache(*arguments, reserved_skip_index=-1)
     return {"k_cache_out": inputs["k_cache"], "v_cache_out": inputs["v_cache"]}
 
 
 def run_set_mla(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     from sglang.srt.mem_cache.utils import set_mla_kv_buffer_triton
 
-    set_mla_kv_buffer_triton(inputs["kv_buffer"], inputs["loc"], inputs["cache_k_nope"], inputs["cache_k_rope"])
+    arguments = (inputs[name] for name in ("kv_buffer", "loc", "cache_k_nope", "cache_k_rope"))
+    set_mla_kv_buffer_triton(*arguments, reserved_skip_index=-1)
     return {"kv_buffer_out": inputs["kv_buffer"]}
 
 

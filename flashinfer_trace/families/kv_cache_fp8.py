@@ -11,9 +11,9 @@ from dataclasses import replace
 import torch
 
 from flashinfer_trace.families.kv_cache import slot_before
-from flashinfer_trace.families.quantised import CODE_SIGMA, normal_codes, varied_scales
 from flashinfer_trace.families.quantization.cases import CODES_E4M3, E4M3_MAX, SCALES, Rows, of_kernels, quantised
 from flashinfer_trace.families.quantization.kernels import LAUNCHABLE, sglang_kernel
+from flashinfer_trace.families.quantized import CODE_SIGMA, normal_codes, varied_scales
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.faults import with_inputs
@@ -24,7 +24,8 @@ from flashinfer_trace.verdict.copies import PartlyCopied, SameBits, partly_copie
 
 __all__ = ["FAMILIES"]
 
-MODULE = "sglang.srt.layers.attention.nsa"
+QUANTIZE = "sglang.kernels.ops.quantization.dsa_quant_k_cache"
+DEQUANTIZE = "sglang.kernels.ops.attention.dsa.dequant_k_cache"
 BFLOAT16_MAX = torch.finfo(torch.bfloat16).max
 #: ``groups``: the groups of a token differ by up to 2^120; ``powers``: maxima of 1.75, whose scale is a power of two.
 KINDS = (*VALUE_KINDS, "groups", "powers")
@@ -105,7 +106,7 @@ def parts_of(definition: Definition, nope: torch.Tensor, rope: torch.Tensor) -> 
 
 def run_separate(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     """As SGLang writes new keys: codes and scales in one tensor, the rotated part in another."""
-    from sglang.srt.layers.attention.nsa.quant_k_cache import quantize_k_cache_separate
+    from sglang.kernels.ops.quantization.dsa_quant_k_cache import quantize_k_cache_separate
 
     nope, rope = quantize_k_cache_separate(inputs["k_nope"], inputs["k_rope"])
     return parts_of(definition, nope.squeeze(1), rope.squeeze(1))
@@ -113,7 +114,7 @@ def run_separate(definition: Definition, inputs: Inputs, outputs: Outputs) -> Ou
 
 def run_rows(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     """Whole rows, of keys in pages of one token."""
-    from sglang.srt.layers.attention.nsa.quant_k_cache import quantize_k_cache
+    from sglang.kernels.ops.quantization.dsa_quant_k_cache import quantize_k_cache
 
     keys = torch.cat((inputs["k_nope"], inputs["k_rope"]), dim=1)
     rows = quantize_k_cache(keys[:, None, None]).view(torch.uint8).flatten(0, 2)
@@ -123,7 +124,7 @@ def run_rows(definition: Definition, inputs: Inputs, outputs: Outputs) -> Output
 # A group of zeros gets other codes than 0 (docs/kernel_findings.md): kernels are given none.
 QUANTISE = tuple(
     replace(
-        sglang_kernel(f"{MODULE}.quant_k_cache", name, call),
+        sglang_kernel(QUANTIZE, name, call),
         plan_options=Rows(zeros=False),
         compare={"codes": of_kernels(CODES_E4M3)},
     )
@@ -218,9 +219,9 @@ def product_bound(expected: Expected) -> torch.Tensor:
 
 
 def run_paged(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    from sglang.srt.layers.attention.nsa.dequant_k_cache import dequantize_k_cache_paged
+    from sglang.kernels.ops.attention.dsa.dequant_k_cache import dequantize_k_cache_paged_dsa
 
-    return {"keys": dequantize_k_cache_paged(inputs["kv_cache"].unsqueeze(1), inputs["slots"]).squeeze(1)}
+    return {"keys": dequantize_k_cache_paged_dsa(inputs["kv_cache"].unsqueeze(1), inputs["slots"]).squeeze(1)}
 
 
 FAMILIES = (
@@ -257,7 +258,7 @@ FAMILIES = (
         },
         kernels=(
             replace(
-                sglang_kernel(f"{MODULE}.dequant_k_cache", "dequantize_k_cache_paged", run_paged),
+                sglang_kernel(DEQUANTIZE, "dequantize_k_cache_paged_dsa", run_paged),
                 limits={**LAUNCHABLE, "num_slots": (1, 1 << 21)},
             ),
         ),

@@ -92,48 +92,26 @@ WITH_TOKENS = dataclasses.replace(SUMS_TO_ONE, lowest_k=1)
 # or where p is 1 % of its mass lower, none does; of random rows, 0.04 %.
 RADIX = SamplingOptions(highest_p=0.999, boundaries=False)
 
+FLASHINFER, SGL = "flashinfer.sampling.top_{}_renorm_probs", "torch.ops.sgl_kernel.top_{}_renorm_probs"
+K_RENORM, P_RENORM = "top_k_renorm_probs", "top_p_renorm_probs"
+BY_K, BY_P, ATOMIC = ({"renorm_probs": policy} for policy in (RENORM_TOP_K, RENORM_TOP_P, RENORM_ATOMIC))
+DETERMINISTIC = renormaliser(P_RENORM, is_deterministic=True)
 FAMILIES = (
     renorm_family(
-        "top_k_renorm_probs",
+        K_RENORM,
         "top_k",
         (
-            Kernel(
-                "flashinfer.sampling.top_k_renorm_probs",
-                renormaliser("top_k_renorm_probs"),
-                common=WITH_TOKENS,
-                compare={"renorm_probs": RENORM_TOP_K},
-            ),
-            Kernel(
-                "torch.ops.sgl_kernel.top_k_renorm_probs",
-                sgl_renormaliser("top_k_renorm_probs"),
-                plan_options=WITH_TOKENS,
-                compare={"renorm_probs": RENORM_TOP_K},
-            ),
+            Kernel(FLASHINFER.format("k"), renormaliser(K_RENORM), common=WITH_TOKENS, compare=BY_K),
+            Kernel(SGL.format("k"), sgl_renormaliser(K_RENORM), plan_options=WITH_TOKENS, compare=BY_K),
         ),
     ),
     renorm_family(
-        "top_p_renorm_probs",
+        P_RENORM,
         "top_p",
         (
-            Kernel(
-                "flashinfer.sampling.top_p_renorm_probs",
-                renormaliser("top_p_renorm_probs"),
-                plan_options=RADIX,
-                compare={"renorm_probs": RENORM_ATOMIC},
-            ),
-            Kernel(
-                "flashinfer.sampling.top_p_renorm_probs",
-                renormaliser("top_p_renorm_probs", is_deterministic=True),
-                variant="is_deterministic",
-                plan_options=RADIX,
-                compare={"renorm_probs": RENORM_TOP_P},
-            ),
-            Kernel(
-                "torch.ops.sgl_kernel.top_p_renorm_probs",
-                sgl_renormaliser("top_p_renorm_probs"),
-                plan_options=SUMS_TO_ONE,
-                compare={"renorm_probs": RENORM_TOP_P},
-            ),
+            Kernel(FLASHINFER.format("p"), renormaliser(P_RENORM), plan_options=RADIX, compare=ATOMIC),
+            Kernel(FLASHINFER.format("p"), DETERMINISTIC, "is_deterministic", plan_options=RADIX, compare=BY_P),
+            Kernel(SGL.format("p"), sgl_renormaliser(P_RENORM), plan_options=SUMS_TO_ONE, compare=BY_P),
         ),
     ),
 )

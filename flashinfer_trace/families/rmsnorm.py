@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from flashinfer_trace.format.definition import Definition
-from flashinfer_trace.harness.family import Family, Inputs, Kernel, KernelCall, Outputs, Plan
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
 from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws
 from flashinfer_trace.harness.plans import FLAG, Count, RowPlans
 from flashinfer_trace.verdict.compare import (
@@ -158,11 +158,6 @@ def run_batch_invariant(eps: float, definition: Definition, inputs: Inputs, outp
 LAUNCHABLE = {"batch_size": (1, 1 << 20)}
 
 
-def sglang_norm(name: str, call: KernelCall, variant: str) -> Kernel:
-    """A norm of SGLang that is written in PyTorch."""
-    return Kernel(f"{SGLANG}.{name}", call, variant=variant, limits=LAUNCHABLE)
-
-
 def norm_family(
     name: str, function: str, eps: float, compare: Mapping[str, Policy], more: tuple[Kernel, ...] = ()
 ) -> Family:
@@ -186,12 +181,10 @@ def norm_family(
     )
 
 
-def batch_invariant(name: str, eps: float) -> tuple[Kernel, ...]:
+def batch_invariant(eps: float) -> Kernel:
     """SGLang's deterministic norm, which returns the sum."""
-    if "residual_out" not in name:
-        return ()
     call = functools.partial(run_batch_invariant, eps)
-    return (sglang_norm("RMSNorm", call, "forward_native in batch-invariant mode"),)
+    return Kernel(f"{SGLANG}.RMSNorm", call, variant="forward_native in batch-invariant mode", limits=LAUNCHABLE)
 
 
 EPSILONS = {"": 1e-6, "_eps1e5": 1e-5}
@@ -203,7 +196,7 @@ NORMS: dict[str, tuple[str, dict[str, Policy]]] = {
     "fused_add_rmsnorm_residual_out": ("fused_add_rmsnorm", {"output": NORMALISED, "residual_out": RESIDUAL}),
 }
 FAMILIES = tuple(
-    norm_family(f"{name}{suffix}", function, eps, compare, batch_invariant(name, eps))
+    norm_family(f"{name}{suffix}", function, eps, compare, (batch_invariant(eps),) if "residual_out" in compare else ())
     for name, (function, compare) in NORMS.items()
     for suffix, eps in EPSILONS.items()
 )

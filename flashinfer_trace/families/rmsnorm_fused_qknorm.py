@@ -14,7 +14,7 @@ from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.plans import Count, RowPlans
 from flashinfer_trace.verdict.compare import Expected
 
-MODULE = "sglang.jit_kernel.norm"
+MODULE = "sglang.kernels.ops.layernorm.norm"
 
 
 #: The corners have heads and weights at the ends of float16's range, and heads whose squares are beyond float32's.
@@ -44,7 +44,7 @@ def oracle(eps: float, definition: Definition, inputs: Inputs) -> dict[str, Expe
 
 
 def run_sglang(eps: float, definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    from sglang.jit_kernel.norm import fused_inplace_qknorm
+    from sglang.kernels.ops.layernorm.norm import fused_inplace_qknorm
 
     fused_inplace_qknorm(inputs["q"], inputs["k"], inputs["q_weight"], inputs["k_weight"], eps)
     return {"q_out": inputs["q"], "k_out": inputs["k"]}

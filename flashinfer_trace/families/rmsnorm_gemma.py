@@ -63,7 +63,7 @@ FAMILIES = (
     gemma_family(
         "gemma_rmsnorm",
         {"output": NORMALISED},
-        (rmsnorm.sglang_norm("Gemma3RMSNorm", run_gemma3, "forward_native"),),
+        (Kernel(f"{rmsnorm.SGLANG}.Gemma3RMSNorm", run_gemma3, variant="forward_native", limits=rmsnorm.LAUNCHABLE),),
     ),
     gemma_family("gemma_fused_add_rmsnorm", {"output": NORMALISED, "residual_out": rmsnorm.RESIDUAL}),
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from hypothesis import strategies as st
 
 from flashinfer_trace.format.definition import Definition
-from flashinfer_trace.harness.family import Family, Inputs, Kernel, KernelCall, Outputs, Plan, PlanRequest, ReferenceRun
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest, ReferenceRun
 from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws
 from flashinfer_trace.harness.plans import FLAG, Count, RowPlans
 from flashinfer_trace.verdict.compare import ErrorBound, Expected, Policy, rounding_error, unit_roundoff
@@ -236,71 +236,51 @@ def changed_copies(definition: Definition, run: ReferenceRun) -> list[str]:
     return lines
 
 
-def run_flashinfer(half_split: bool) -> KernelCall:
-    """An adapter for the function that returns new tensors. The function takes heads and features as one axis."""
+def run_flashinfer(half_split: bool, definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """The function that returns new tensors. It takes heads and features as one axis."""
+    import flashinfer.rope
 
-    def run(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-        import flashinfer.rope
-
-        q, k = inputs["q"].flatten(1), inputs["k"].flatten(1)
-        size = definition.const_axes["head_size"]
-        q_out, k_out = flashinfer.rope.apply_rope_with_cos_sin_cache(
-            inputs["positions"], q, k, size, inputs["cos_sin_cache"], half_split
-        )
-        return {"q_out": q_out.view_as(inputs["q"]), "k_out": k_out.view_as(inputs["k"])}
-
-    return run
+    q, k = inputs["q"].flatten(1), inputs["k"].flatten(1)
+    size = definition.const_axes["head_size"]
+    q_out, k_out = flashinfer.rope.apply_rope_with_cos_sin_cache(
+        inputs["positions"], q, k, size, inputs["cos_sin_cache"], half_split
+    )
+    return {"q_out": q_out.view_as(inputs["q"]), "k_out": k_out.view_as(inputs["k"])}
 
 
-def run_flashinfer_inplace(half_split: bool) -> KernelCall:
-    """An adapter for the in-place function, which SGLang calls."""
+def run_flashinfer_inplace(half_split: bool, definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """The in-place function, which SGLang calls."""
+    from flashinfer.rope import apply_rope_with_cos_sin_cache_inplace
 
-    def run(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-        import flashinfer.rope
-
-        q, k = inputs["q"].flatten(1), inputs["k"].flatten(1)
-        size = definition.const_axes["head_size"]
-        flashinfer.rope.apply_rope_with_cos_sin_cache_inplace(
-            inputs["positions"], q, k, size, inputs["cos_sin_cache"], half_split
-        )
-        return {"q_out": inputs["q"], "k_out": inputs["k"]}
-
-    return run
+    q, k = inputs["q"].flatten(1), inputs["k"].flatten(1)
+    size = definition.const_axes["head_size"]
+    apply_rope_with_cos_sin_cache_inplace(inputs["positions"], q, k, size, inputs["cos_sin_cache"], half_split)
+    return {"q_out": inputs["q"], "k_out": inputs["k"]}
 
 
-def run_sgl(half_split: bool) -> KernelCall:
-    """An adapter for sgl-kernel's op, which reads the cache in the dtype of the query."""
+def run_sgl(half_split: bool, definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """sgl-kernel's op, which reads the cache in the dtype of the query."""
+    import sgl_kernel  # noqa: F401
 
-    def run(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-        import sgl_kernel  # noqa: F401
-
-        cache = inputs["cos_sin_cache"].to(inputs["q"].dtype)
-        q, k = inputs["q"].flatten(1), inputs["k"].flatten(1)
-        torch.ops.sgl_kernel.rotary_embedding.default(
-            inputs["positions"], q, k, definition.const_axes["head_size"], cache, half_split
-        )
-        return {"q_out": inputs["q"], "k_out": inputs["k"]}
-
-    return run
+    q, k, cache = inputs["q"].flatten(1), inputs["k"].flatten(1), inputs["cos_sin_cache"].to(inputs["q"].dtype)
+    size = definition.const_axes["head_size"]
+    torch.ops.sgl_kernel.rotary_embedding.default(inputs["positions"], q, k, size, cache, half_split)
+    return {"q_out": inputs["q"], "k_out": inputs["k"]}
 
 
-def run_sglang(half_split: bool) -> KernelCall:
-    """An adapter for SGLang's in-place function, which takes the features that are rotated, and no others."""
+def run_sglang(half_split: bool, definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """SGLang's in-place function, which takes the features that are rotated, and no others."""
+    from sglang.kernels.ops.attention.rope import apply_rope_with_cos_sin_cache_inplace
 
-    def run(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-        from sglang.jit_kernel.rope import apply_rope_with_cos_sin_cache_inplace
-
-        q, k = (inputs[name][..., : definition.const_axes["rotary_dim"]] for name in "qk")
-        apply_rope_with_cos_sin_cache_inplace(q, k, inputs["cos_sin_cache"], inputs["positions"], is_neox=half_split)
-        return {"q_out": inputs["q"], "k_out": inputs["k"]}
-
-    return run
+    q, k = (inputs[name][..., : definition.const_axes["rotary_dim"]] for name in "qk")
+    apply_rope_with_cos_sin_cache_inplace(q, k, inputs["cos_sin_cache"], inputs["positions"], is_neox=half_split)
+    return {"q_out": inputs["q"], "k_out": inputs["k"]}
 
 
 # No kernel can be launched for zero rows, because an empty grid is an error in CUDA.
 LAUNCHABLE = {"num_tokens": (1, 1 << 20)}
-IN_PLACE = ("q", "k")
-JIT = "sglang.jit_kernel.rope"
+JIT = "sglang.kernels.ops.attention.rope"
+FLASHINFER = "flashinfer.rope.apply_rope_with_cos_sin_cache"
 TWIN_HEADS = {"num_qo_heads": 4, "num_kv_heads": 2}
 
 
@@ -308,6 +288,11 @@ def rope_family(style: str, suffix: str = "", heads: Mapping[str, int] = TWIN_HE
     """The record of one style; without `heads` in the twin their numbers are variable axes."""
     half_split = style == "neox"
     stepwise: dict[str, Policy] = {"q_out": STEPWISE, "k_out": STEPWISE}
+
+    def kernel(path: str, call: Callable[..., Outputs], in_place: tuple[str, ...] = ("q", "k"), **how: Any) -> Kernel:
+        options = how or {"common": BFLOAT16_CACHE}
+        return Kernel(path, functools.partial(call, half_split), limits=LAUNCHABLE, in_place=in_place, **options)
+
     return Family(
         name=f"rope_with_cos_sin_cache_{style}_style{suffix}",
         op_type="rope",
@@ -318,34 +303,10 @@ def rope_family(style: str, suffix: str = "", heads: Mapping[str, int] = TWIN_HE
         oracle=functools.partial(oracle, half_split),
         compare={"q_out": ROTATED, "k_out": ROTATED},
         kernels=(
-            Kernel(
-                "flashinfer.rope.apply_rope_with_cos_sin_cache",
-                run_flashinfer(half_split),
-                limits=LAUNCHABLE,
-                common=BFLOAT16_CACHE,
-            ),
-            Kernel(
-                "flashinfer.rope.apply_rope_with_cos_sin_cache_inplace",
-                run_flashinfer_inplace(half_split),
-                limits=LAUNCHABLE,
-                common=BFLOAT16_CACHE,
-                in_place=IN_PLACE,
-            ),
-            Kernel(
-                f"{JIT}.apply_rope_with_cos_sin_cache_inplace",
-                run_sglang(half_split),
-                limits=LAUNCHABLE,
-                common=BFLOAT16_CACHE,
-                in_place=IN_PLACE,
-            ),
-            Kernel(
-                "torch.ops.sgl_kernel.rotary_embedding",
-                run_sgl(half_split),
-                limits=LAUNCHABLE,
-                plan_options=BFLOAT16_CACHE,
-                in_place=IN_PLACE,
-                compare=stepwise,
-            ),
+            kernel(FLASHINFER, run_flashinfer, ()),
+            kernel(f"{FLASHINFER}_inplace", run_flashinfer_inplace),
+            kernel(f"{JIT}.apply_rope_with_cos_sin_cache_inplace", run_sglang),
+            kernel("torch.ops.sgl_kernel.rotary_embedding", run_sgl, plan_options=BFLOAT16_CACHE, compare=stepwise),
         ),
     )
 

@@ -84,7 +84,7 @@ def run_sglang(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outp
     The kernel rotates whole heads, and checks neither positions nor slots. Of tokens with the same slot any may win,
     and each thread decides for its own features.
     """
-    from sglang.jit_kernel.rope import apply_rope_inplace_with_kvcache
+    from sglang.kernels.ops.attention.rope import apply_rope_inplace_with_kvcache
 
     apply_rope_inplace_with_kvcache(*(inputs[name] for name in definition.inputs), is_neox=True)
     return {f"{name}_out": inputs[name] for name in IN_PLACE}

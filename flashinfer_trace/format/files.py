@@ -26,6 +26,7 @@ __all__ = [
     "SPACED",
     "Lines",
     "UnreadableFile",
+    "json_line",
     "json_text",
     "laid_out",
     "read_bytes",
@@ -170,6 +171,11 @@ def json_text(document: Any) -> str:
         ValueError: it holds a NaN or an infinity, which JSON does not have.
     """
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def json_line(value: Any) -> str:
+    """JSON on one line without blanks, a newline at the end; raises as `json_text` does."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=COMPACT) + "\n"
 
 
 @dataclass(frozen=True)

@@ -190,18 +190,25 @@ class _Folding:
         return edits
 
     def of_branches(self) -> list[_Edit]:
-        """The first decided branch that is found, outer ones first; each edit moves what follows."""
-        for node in ast.walk(self.module):
-            if isinstance(node, ast.If) and (holds := self.truth(node.test)) is not None:
-                return [self.of_if(node, holds)]
-            if isinstance(node, ast.IfExp) and (holds := self.truth(node.test)) is not None:
-                return [(*self.span(node), self.text(node.body if holds else node.orelse))]
-            if isinstance(node, ast.BoolOp) and self.truth(node) is None:
-                rest = [operand for operand in node.values if self.truth(operand) is None]
-                if len(rest) < len(node.values):
-                    word = " or " if isinstance(node.op, ast.Or) else " and "
-                    return [(*self.span(node), word.join(map(self.text, rest)))]
-        return []
+        """Decided branches; what is inside one of them waits for the next pass, which has other positions."""
+        edits: list[_Edit] = []
+        for node in ast.walk(self.module):  # outer ones first
+            edit = self.of_branch(node)
+            if edit is not None and not any(start < edit[1] and edit[0] < end for start, end, _ in edits):
+                edits.append(edit)
+        return edits
+
+    def of_branch(self, node: ast.AST) -> _Edit | None:
+        if isinstance(node, ast.If) and (holds := self.truth(node.test)) is not None:
+            return self.of_if(node, holds)
+        if isinstance(node, ast.IfExp) and (holds := self.truth(node.test)) is not None:
+            return (*self.span(node), self.text(node.body if holds else node.orelse))
+        if isinstance(node, ast.BoolOp) and self.truth(node) is None:
+            rest = [operand for operand in node.values if self.truth(operand) is None]
+            if len(rest) < len(node.values):
+                word = " or " if isinstance(node.op, ast.Or) else " and "
+                return (*self.span(node), word.join(map(self.text, rest)))
+        return None
 
     def of_if(self, node: ast.If, holds: bool) -> _Edit:
         """The statement's lines become those of the branch that is taken, with their comments."""

@@ -15,7 +15,7 @@ import math
 import operator
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +27,21 @@ __all__ = [
     "JsonDocument",
     "JsonProblem",
     "JsonSourceError",
-    "Limits",
+    "ReadLimits",
     "escape_pointer",
     "load",
+    "load_lines",
     "load_object",
     "parse",
+    "parse_lines",
 ]
 
 #: Largest magnitude of an integer: what every JSON reader (JavaScript, jq) keeps exactly.
 MAX_INTEGER = 2**53
 #: Most problems found in the values of one file; more of the same help nobody.
 MAX_PROBLEMS = 100
+#: Most lines of a file with one value a line; evidence has one for each kernel and GPU.
+MAX_LINES = 256
 #: Longest part of a JSON pointer in a report.
 MAX_POINTER_PART = 120
 
@@ -50,7 +54,7 @@ _BYTE_ORDER_MARK = "\ufeff"
 
 
 @dataclass(frozen=True)
-class Limits:
+class ReadLimits:
     """How much of a file is read.
 
     Attributes:
@@ -65,9 +69,9 @@ class Limits:
 
 
 #: A Definition has about 20 KiB and 4 levels, evidence 6 levels.
-DEFINITION = Limits(files.MAX_BYTES, 32, 20_000)
+DEFINITION = ReadLimits(files.MAX_BYTES, 32, 20_000)
 #: Traces of a model's kernels have about 8 MiB and 300,000 values, those of its ops 22 levels.
-TRACES = Limits(64 * 1024 * 1024, 64, 3_000_000)
+TRACES = ReadLimits(64 * 1024 * 1024, 64, 3_000_000)
 
 
 class JsonSourceError(ValueError):
@@ -136,7 +140,7 @@ def escape_pointer(key: str) -> str:
     return key[:MAX_POINTER_PART].replace("~", "~0").replace("/", "~1")
 
 
-def load(path: Path, limits: Limits = DEFINITION) -> JsonDocument:
+def load(path: Path, limits: ReadLimits = DEFINITION) -> JsonDocument:
     """Reads and parses one file. Never blocks on a FIFO and never reads more than the size limit.
 
     Raises:
@@ -149,7 +153,7 @@ def load(path: Path, limits: Limits = DEFINITION) -> JsonDocument:
     return parse(raw, limits)
 
 
-def load_object(path: Path, limits: Limits = DEFINITION) -> dict[str, Any]:
+def load_object(path: Path, limits: ReadLimits = DEFINITION) -> dict[str, Any]:
     """The JSON object that a file holds, for a caller that has no use for anything less.
 
     Raises:
@@ -163,7 +167,43 @@ def load_object(path: Path, limits: Limits = DEFINITION) -> dict[str, Any]:
     return document.data
 
 
-def parse(raw: bytes, limits: Limits = DEFINITION) -> JsonDocument:
+def load_lines(path: Path) -> JsonDocument:
+    """Reads and parses one file of JSON lines (see `parse_lines`).
+
+    Raises:
+        JsonSourceError: see `load`; or it has more than `MAX_LINES`, or its last line is cut off.
+    """
+    try:
+        return parse_lines(files.read_bytes(path))
+    except files.UnreadableFile as error:
+        raise _error(error.rule, error.reason, error.hint) from None
+
+
+def parse_lines(raw: bytes) -> JsonDocument:
+    """Parses a file with one JSON object on each line, as the list of these: that of line 1 has the pointer /0.
+
+    Raises:
+        JsonSourceError: see `load_lines`.
+    """
+    if len(lines := raw.split(b"\n")) > MAX_LINES + 1:
+        raise _error("json-nesting", f"more than {MAX_LINES} lines", "evidence has one for each kernel and GPU")
+    values, problems = [], []
+    for index, line in enumerate(lines[:-1] if lines[-1].strip() == b"" else lines):
+        try:
+            document = parse(line)
+        except JsonSourceError as error:
+            raise JsonSourceError(replace(error.problem, line=index + 1)) from None
+        if not isinstance(document.data, dict):
+            raise _error("json-syntax", "is no JSON object", "each line holds one object, {...}", index + 1)
+        values.append(document)
+        problems += [replace(one, line=index + 1, pointer=f"/{index}{one.pointer}") for one in document.problems]
+    if lines[-1].strip():
+        raise _error("json-syntax", "the last line has no end", "each line ends with a line break", len(lines))
+    text = ",\n".join(one.text for one in values)
+    return JsonDocument([one.data for one in values], f"[{text}]", tuple(problems))
+
+
+def parse(raw: bytes, limits: ReadLimits = DEFINITION) -> JsonDocument:
     """Parses the bytes of one file.
 
     Raises:
@@ -191,7 +231,7 @@ def parse(raw: bytes, limits: Limits = DEFINITION) -> JsonDocument:
     return JsonDocument(data, text, tuple(problems))
 
 
-def _check_structure(text: str, limits: Limits) -> None:
+def _check_structure(text: str, limits: ReadLimits) -> None:
     """Bounds nesting and number of values before a recursive parser sees the text."""
     # Almost every text keeps the limits, which takes no loop to see; commas and brackets in strings may count as well.
     if len(text) <= limits.values or sum(map(text.count, ",[{")) <= limits.values:

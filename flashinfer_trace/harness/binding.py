@@ -2,7 +2,9 @@
 
 A digest covers the syntax trees of some functions and values, and of everything that they use inside of this package,
 without docstrings, comments, annotations and the texts of errors. A method counts if its class is used and code that is
-used names it. So a refactoring elsewhere, or another text, changes no digest.
+used names it. What moves to another module keeps its digest, and so does what is refactored elsewhere.
+
+Plans are bound by content: the digest of the code that draws them only tells when none has to be drawn again.
 """
 
 from __future__ import annotations
@@ -22,13 +24,15 @@ from typing import Any
 
 import torch
 
+from flashinfer_trace.dataset import digests
 from flashinfer_trace.format import definition as definitions
-from flashinfer_trace.harness import case, verify
-from flashinfer_trace.harness.family import Family, Kernel, PlanRequest
+from flashinfer_trace.harness import case, cases, job
+from flashinfer_trace.harness.family import Family, Kernel
 from flashinfer_trace.harness.inputs import Draws
-from flashinfer_trace.harness.job import Job
+from flashinfer_trace.harness.plans import PlanRequest
+from flashinfer_trace.harness.report import PlansRun
 
-__all__ = ["Closure", "judging_code"]
+__all__ = ["Closure", "judging_code", "same_plans"]
 
 PACKAGE = "flashinfer_trace"
 #: What decides no verdict on a GPU: isolation, refused inputs, faults and mutants, reading files, reports, and what
@@ -36,23 +40,18 @@ PACKAGE = "flashinfer_trace"
 OUTSIDE = tuple(
     f"{PACKAGE}.{name}."
     for name in (
-        "format.allow_list",
-        "format.files",
-        "format.json_source",
-        "harness.faults",
-        "harness.refusals",
-        "harness.report",
-        "kernels",
-        "sandbox",
-        "verdict.wrong_outputs",
+        *("format.allow_list", "format.files", "format.json_source", "harness.faults", "harness.refusals"),
+        *("harness.report", "kernels", "sandbox", "verdict.wrong_outputs"),
     )
 )
 #: What is beside isolation and decides: whether outputs share memory with inputs.
 DECIDES = f"{PACKAGE}.sandbox.ownership"
-#: Facts of records that decide no verdict: texts, and where a kernel can run.
+#: What plans are drawn by, which are bound by content.
+_DRAWN_BY = {Family: ("plan",), Kernel: ("limits", "plan_options", "common")}
+#: Facts of records that decide no verdict: texts, plans, and where a kernel can run.
 _FACTS = {
-    Family: ("twin", "kernels", "faults", "unseen", "unverified", "checks"),
-    Kernel: ("library", "min_capability", "max_capability", "modules", "optional", "facts", "supports", "const_axes"),
+    Family: ("twin", "kernels", "faults", "unseen", "unverified", "checks", *_DRAWN_BY[Family]),
+    Kernel: ("library", "min_capability", "max_capability", "modules", "optional", "facts", *_DRAWN_BY[Kernel]),
 }
 #: Functions that only write a line of a report.
 _REPORTS = frozenset({"line", "__str__", "__repr__"})
@@ -63,10 +62,20 @@ _MESSAGES = (f"{PACKAGE}.format.", f"{PACKAGE}.harness.", f"{PACKAGE}.verdict.")
 def judging_code(family: Family, kernel: Kernel) -> dict[str, str]:
     """Digests of the code that judges a kernel of a family, by the names that evidence has for them.
 
-    ``harness`` is the code that decides for all: cases, comparison, outputs, vacuity, binding and running a reference.
-    ``family`` is how cases are drawn, the oracle, the bounds and the relations, and the adapter of this kernel alone.
+    ``harness`` is the code that decides for all: comparison, outputs, vacuity, binding and running a reference.
+    ``family`` is how inputs are made, the oracle, the bounds and the relations, and the adapter of this kernel alone.
+    ``plans`` is the code that draws its plans: where it is equal, so are they.
     """
-    return {"harness": _verdict().sha256, "family": _of_kernel(_Same(family), _Same(kernel))}
+    return {"harness": _verdict().sha256, **_of_kernel(_Same(family), _Same(kernel))}
+
+
+def same_plans(definition: definitions.Definition, family: Family, kernel: Kernel, seed: int, ran: PlansRun) -> bool:
+    """Whether a verification on a GPU would run the cases that it ran before, whatever code draws them.
+
+    Hypothesis draws other cases in some of its versions: they are the same with the one that is recorded.
+    """
+    drawn = cases.drawn_again(job.Job(definition, family, kernel, "cuda"), seed, ran)
+    return digests.short(drawn.sha256) == digests.short(ran.sha256)
 
 
 class _Same:
@@ -82,24 +91,40 @@ class _Same:
         return isinstance(other, _Same) and self.record is other.record
 
 
+#: What the code of families is given, so that it names their methods only.
+_GIVEN = (Draws, definitions.Definition)
+
+
 @functools.cache
 def _verdict() -> Closure:
     """What decides for all families."""
-    records = (Family, Kernel, PlanRequest, Draws, Job, definitions.Definition, case.SharedCase, case.CaseResult)
-    return Closure(verify.verify_together, case.shared_case, *records)
+    return Closure(
+        case.shared_case, case.SharedCase.result, Kernel.ignores_seed, case.SharedCase, Family, Kernel, *_GIVEN
+    )
+
+
+@functools.cache
+def _drawing() -> Closure:
+    """What draws plans for all families."""
+    return Closure(cases.cases, cases.drawn_again, job.Job, PlanRequest, *_GIVEN)
 
 
 @functools.lru_cache(maxsize=256)
-def _of_family(family: _Same) -> Closure:
-    """What decides for one family, whatever the kernel."""
-    return Closure(family.record, methods=_verdict().attributes)
+def _of_family(family: _Same) -> tuple[Closure, Closure]:
+    """What decides for one family, whatever the kernel, and what draws its plans."""
+    judging = Closure(family.record, *_GIVEN, methods=_verdict().attributes)
+    return judging, Closure(family.record.plan, *_GIVEN, methods=_drawing().attributes)
 
 
 @functools.lru_cache(maxsize=1024)
-def _of_kernel(family: _Same, kernel: _Same) -> str:
-    shared = _of_family(family)
+def _of_kernel(family: _Same, kernel: _Same) -> dict[str, str]:
+    shared, plan = _of_family(family)
     adapter = Closure(kernel.record, methods=shared.attributes).without(shared, _verdict())
-    return _sha256([shared.without(_verdict()), adapter])
+    takes = Closure([getattr(kernel.record, name) for name in _DRAWN_BY[Kernel]], methods=plan.attributes)
+    return {
+        "family": _sha256([shared.without(_verdict()), adapter]),
+        "plans": _sha256([_drawing().sha256, plan.without(_drawing()), takes.without(plan, _drawing())]),
+    }
 
 
 def _sha256(value: object) -> str:
@@ -111,7 +136,7 @@ class Closure:
 
     Attributes:
         attributes: every name that the code has after a dot.
-        parts: the text of each function, class and constant, by its name.
+        parts: the text of each function, class and constant, by its name and its module.
     """
 
     def __init__(self, *roots: object, methods: Iterable[str] = ()) -> None:
@@ -127,9 +152,9 @@ class Closure:
         return _sha256(self.without())
 
     def without(self, *others: Closure) -> tuple[list[str], list[tuple[str, str]]]:
-        """The roots, and the parts that are in none of the others."""
+        """The roots, and the parts that are in none of the others, by their names alone: any module may have them."""
         own = [part for part in self.parts.items() if not any(part[0] in other.parts for other in others)]
-        return self._roots, sorted(own)
+        return self._roots, sorted((name.partition(":")[2], text) for name, text in own)
 
     def _add_methods(self) -> bool:
         """Adds the methods that are named by now; whether there were any."""
@@ -178,25 +203,25 @@ class Closure:
         return f"{self._class(cls)}({', '.join(f'{name}={self._value(one)}' for name, one in fields.items())})"
 
     def _class(self, cls: type) -> str:
-        name = f"{cls.__module__}.{cls.__qualname__}"
-        if not _inside(cls) or name in self._classes:
-            return name
-        self._classes[name] = cls
-        node = _node(cls.__module__, cls.__name__)
+        if not _inside(cls):
+            return f"{cls.__module__}.{cls.__qualname__}"
+        name, key = cls.__qualname__, f"{cls.__module__}:{cls.__qualname__}"
+        node = None if key in self._classes else _node(cls.__module__, cls.__name__)
+        self._classes[key] = cls
         if node is None:
             return name
         kept = [one for one in node.body if not isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))]
         header = ast.ClassDef(node.name, node.bases, node.keywords, kept, node.decorator_list)
-        self.parts[name] = _text(header, True)
+        self.parts[key] = _text(header, True)
         self._follow([header], vars(sys.modules[cls.__module__]))
         for base in cls.__mro__[1:]:
             self._class(base)
         return name
 
     def _function(self, function: types.FunctionType) -> str:
-        name = f"{function.__module__}.{function.__qualname__}"
+        name = function.__qualname__
         if not _inside(function) or function.__name__ in _REPORTS:
-            return name
+            return name if function.__module__.startswith(PACKAGE) else f"{function.__module__}.{name}"
         nodes = _nodes_of(function)
         if not nodes:  # made by a decorator, such as that of dataclasses
             return name
@@ -205,11 +230,12 @@ class Closure:
         name += f":{_sha256(texts)[:16]}" if "<lambda>" in name else ""
         values = [self._closed_over(cell) for cell in function.__closure__ or ()]
         name += f"[{', '.join(values)}]" if values else ""
-        if name in self.parts:
+        key = f"{function.__module__}:{name}"
+        if key in self.parts:
             return name
-        self.parts[name] = ""  # it may use itself
+        self.parts[key] = ""  # it may use itself
         texts += [self._value(function.__defaults__), self._value(function.__kwdefaults__)]
-        self.parts[name] = "; ".join(texts)
+        self.parts[key] = "; ".join(texts)
         self._follow(nodes, function.__globals__)
         return name
 

@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-import math
-import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from flashinfer_trace.dataset.accuracy import too_far
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.format.precision import full_precision_products
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, ReferenceRun
-from flashinfer_trace.harness.inputs import Draws, clone_inputs
+from flashinfer_trace.harness.inputs import clone_inputs
 from flashinfer_trace.sandbox.ownership import aliased, not_owned
 from flashinfer_trace.sandbox.state import numbers_drawn
 from flashinfer_trace.sandbox.worker import ReferenceWorker
-from flashinfer_trace.verdict.compare import Comparison, Expected, Policy, rounding_norm_error
-from flashinfer_trace.verdict.outputs import misfits, numbers_as_tensors
-from flashinfer_trace.verdict.tensors import as_integers, torch_dtype
+from flashinfer_trace.verdict.compare import Comparison, Expected, Policy
+from flashinfer_trace.verdict.judgment import describe, evaluate, less_accurate_reference, vacuity
+from flashinfer_trace.verdict.outputs import misfits, numbers_as_tensors, poison_allocator, poisoned_outputs
+from flashinfer_trace.verdict.tensors import device_of, differing
 
 __all__ = [
     "CaseResult",
     "SharedCase",
+    "device_of",
     "evaluate",
     "judge_reference",
     "poisoned_outputs",
     "reference_outputs",
     "run_case",
     "shared_case",
+    "vacuity",
 ]
 
 
@@ -106,7 +106,8 @@ class SharedCase:
         result.kernel = evaluate(policies, outputs, self.expected)
         result.failures += describe(kernel.label, result.kernel, policies)
         result.failures += unrelated(kernel.label, self.family, definition, self.inputs, outputs, result.kernel)
-        result.failures += less_accurate_reference(result, self.expected, self.actual)
+        pairs = {name: (self.reference[name], comparison) for name, comparison in result.kernel.items()}
+        result.failures += less_accurate_reference(pairs, self.expected, self.actual, outputs)
 
 
 @torch.no_grad()
@@ -235,62 +236,6 @@ def kernel_outputs(
     return outputs, lines
 
 
-def device_of(inputs: Mapping[str, Any]) -> torch.device:
-    """The device of the input tensors."""
-    return next(value.device for value in inputs.values() if isinstance(value, torch.Tensor))
-
-
-def poisoned_outputs(definition: Definition, inputs: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
-    """Output tensors full of NaN (integers: their smallest value): an element that is never written shows.
-
-    Both values of a boolean are right ones, so that booleans are drawn, with `seed` and apart from the inputs of that
-    seed: each of them that is never written shows in every other call.
-    """
-    shapes = definition.output_shapes(definition.bind_axes(inputs))
-    outputs = {}
-    for name, shape in shapes.items():
-        dtype = torch_dtype(definition.outputs[name].dtype)
-        if dtype == torch.bool:
-            draws = Draws(zlib.crc32(f"poison {name} {seed}".encode()), device_of(inputs))
-            outputs[name] = draws.integers(shape or (), 0, 1, dtype)
-            continue
-        poison = math.nan if dtype.is_floating_point else torch.iinfo(dtype).min
-        outputs[name] = torch.full(shape or (), poison, dtype=dtype, device=device_of(inputs))
-    return outputs
-
-
-def poison_allocator(outputs: Mapping[str, torch.Tensor]) -> None:
-    """Frees poisoned blocks of the outputs' sizes, so that a kernel that allocates its results likely gets those."""
-    blocks = [torch.empty_like(tensor).copy_(tensor) for tensor in outputs.values()]
-    del blocks
-
-
-def evaluate(
-    policies: Mapping[str, Policy], actual: Mapping[str, torch.Tensor], expected: Mapping[str, Expected]
-) -> dict[str, Comparison]:
-    """Each output against the oracle."""
-    return {name: policies[name].compare(actual[name], expected[name]) for name in expected}
-
-
-def vacuity(definition: Definition, expected: Mapping[str, Expected], policies: Mapping[str, Policy]) -> str:
-    """Why the case could not fail, or an empty string: an empty output, or one that zeros would pass."""
-    for name, want in expected.items():
-        if not want.value.numel():
-            return f"{name} is empty"
-        if policies[name].passes_zero(want, torch_dtype(definition.outputs[name].dtype)):
-            return f"a zero {name} would pass"
-    return ""
-
-
-def describe(who: str, comparisons: Mapping[str, Comparison], policies: Mapping[str, Policy]) -> list[str]:
-    """One line for each output that failed, with the reason of its bound."""
-    return [
-        f"{who}: output {name}: {comparison}; bound: {policies[name].reason}"
-        for name, comparison in comparisons.items()
-        if not comparison.passed
-    ]
-
-
 def unrelated(
     who: str,
     family: Family,
@@ -303,48 +248,6 @@ def unrelated(
     if not all(comparison.passed for comparison in comparisons.values()):
         return []
     return [f"{who}: {line}" for line in family.unrelated(definition, inputs, outputs)]
-
-
-def less_accurate_reference(
-    result: CaseResult, expected: Mapping[str, Expected], actual: Mapping[str, torch.Tensor]
-) -> list[str]:
-    """A line for each output in which the kernel is closer to the oracle than the reference."""
-    lines = []
-    for name, want in expected.items():
-        if not want.value.is_floating_point() or want.value.shape != actual[name].shape:
-            continue
-        reference, kernel = result.reference[name].error, result.kernel[name].error
-        if reference <= too_far(kernel):
-            continue
-        if reference > too_far(want.once(rounding_norm_error, actual[name].dtype)):
-            lines.append(
-                f"reference: output {name} is farther from the oracle "
-                f"(relative norm {reference:.3g}) than the kernel ({kernel:.3g}); compute it in float32 and round once"
-            )
-    return lines
-
-
-def differing(a: Mapping[str, Any], b: Mapping[str, Any], names: Iterable[str]) -> list[str]:
-    """Those of `names` whose values do not have the same bits in `a` and `b`; one transfer from a GPU."""
-    found = {name: different_bits(a[name], b[name]) for name in names}
-    flags = [flag for flag in found.values() if isinstance(flag, torch.Tensor)]
-    known = iter(torch.stack(flags).tolist() if flags else [])
-    return [name for name, flag in found.items() if (next(known) if isinstance(flag, torch.Tensor) else flag)]
-
-
-def different_bits(a: Any, b: Any) -> bool | torch.Tensor:
-    """Whether the bits differ: a 0-d tensor where it takes a GPU to tell."""
-    if not isinstance(a, torch.Tensor) or a.device.type == "cpu" or (a.shape, a.dtype) != (b.shape, b.dtype):
-        return not same_bits(a, b)
-    return (as_integers(a) != as_integers(b)).any()
-
-
-def same_bits(a: Any, b: Any) -> bool:
-    """Bitwise equality, so that NaN in unused memory compares equal to itself."""
-    if not isinstance(a, torch.Tensor):
-        return bool(a == b)
-    flat_a, flat_b = (as_integers(value).flatten() for value in (a, b))
-    return flat_a.dtype == flat_b.dtype and torch.equal(flat_a, flat_b)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
@@ -18,13 +18,17 @@ from hypothesis.internal.constants_ast import Constants
 
 from flashinfer_trace.harness.family import Plan
 from flashinfer_trace.harness.job import Job
+from flashinfer_trace.harness.report import PlansRun
 
-__all__ = ["BATCH", "ROUNDS", "Case", "cases", "shrink"]
+__all__ = ["BATCH", "ROUNDS", "Case", "cases", "drawn_again", "shrink"]
 
 #: Rounds of further draws when repeated and vacuous cases left too few real ones: hypothesis draws seven of ten again.
 ROUNDS = 24
 #: Cases of one hypothesis example: what hypothesis does for each example takes longer than many a case.
 BATCH = 8
+#: Examples of the rounds of a verification: their number follows from nothing else, so that any machine draws the cases
+#: again without running one, and a run of more cases begins with those of a run of fewer.
+EXAMPLES = (4, 4, 8, 16, 32, 64)
 #: Of the drawn cases of a judgment, how many are followed by one with the same plan and other elements. This catches
 #: results that are cached by address or shape, or left from the call before.
 REPEATED = 4
@@ -72,8 +76,7 @@ def cases(
             return
         round_seed = seed + 1_000_003 * number
         if fresh is None:
-            # A tenth more than is missing: some will be vacuous. The first example has equal, simplest cases.
-            drawn_in = -(-missing() * 11 // (10 * BATCH)) + 1, round_seed
+            drawn_in = EXAMPLES[min(number, len(EXAMPLES) - 1)], round_seed
             batches: list[list[tuple[Plan, int]]] = []
             _draw(_batches(job), *drawn_in, batches.append)
             found = [Case(plan, one, "drawn", 0, drawn_in) for batch in batches for plan, one in batch]
@@ -85,6 +88,31 @@ def cases(
             if case.kind == "drawn" and missing() <= 0:
                 return
             yield case
+
+
+def drawn_again(job: Job, seed: int, ran: PlansRun) -> PlansRun:
+    """The cases that a verification of this job runs, as many as it ran before. None is run, and no GPU is needed.
+
+    Args:
+        job: of one kernel, on the device that it ran on.
+        seed: of that verification.
+        ran: what it ran, and which cases proved nothing.
+    """
+    jobs, found, known, most = [job], PlansRun(), set[str](), 0
+
+    def missing() -> int:
+        return most - found.counts[-1]
+
+    if len(ran.counts) > 1 and job.kernel is not None:  # it shared the cases of kernels that take less
+        jobs.insert(0, replace(job, kernel=replace(job.kernel, plan_options=job.kernel.common)))
+    for each, most in zip(jobs, ran.counts, strict=False):  # noqa: B007  # read by missing()
+        found.counts.append(0)
+        for case in cases(each, seed, missing):
+            key = repr((sorted(case.plan.items()), case.seed))
+            if key not in known and missing() > 0:
+                known.add(key)
+                found.add(case.plan, case.seed, sum(found.counts) in ran.vacuous)
+    return found
 
 
 def shrink(job: Job, case: Case, run: Callable[[Plan, int], object]) -> None:

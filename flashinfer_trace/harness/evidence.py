@@ -1,4 +1,4 @@
-"""Writes evidence: what a real kernel answered, on which GPU, for which reference and contract (see `ledger`)."""
+"""Writes evidence: what a real kernel answered, on which GPU, for which reference and contract (`dataset.evidence`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import importlib.metadata
 import os
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,25 @@ from typing import Any
 import torch
 
 from flashinfer_trace.dataset import digests
-from flashinfer_trace.dataset.evidence import REQUIRED_CASES, TIME_FORMAT, family_today, file_in, load_json
+from flashinfer_trace.dataset.evidence import (
+    BOUND,
+    REQUIRED_CASES,
+    TIME_FORMAT,
+    entries_of,
+    family_today,
+    file_in,
+    load_lines,
+    run_file,
+)
+from flashinfer_trace.dataset.evidence_run import FIGURES, run_name
 from flashinfer_trace.format.definition import Definition
-from flashinfer_trace.format.files import write_json
+from flashinfer_trace.format.files import json_line, write_json, write_text
 from flashinfer_trace.harness.binding import judging_code
 from flashinfer_trace.harness.family import Kernel
 from flashinfer_trace.harness.verify import Report
+from flashinfer_trace.kernels import distributions, library_of
 
-__all__ = ["add", "entry_of", "record"]
+__all__ = ["add", "entry_of", "record", "started_at"]
 
 
 def record(directory: Path, definition: Definition, kernel: Kernel, report: Report) -> Path:
@@ -33,7 +44,7 @@ def record(directory: Path, definition: Definition, kernel: Kernel, report: Repo
 
 
 def entry_of(definition: Definition, kernel: Kernel, report: Report) -> dict[str, Any]:
-    """The entry for a run that passed on a GPU of this machine.
+    """The line for a run that passed on a GPU of this machine, and the header of the run but for when it began.
 
     Raises:
         ValueError: the report did not pass, did not run on a GPU, or has too few real cases: that is no evidence.
@@ -48,64 +59,73 @@ def entry_of(definition: Definition, kernel: Kernel, report: Report) -> dict[str
     return _entry(definition, kernel, report)
 
 
-def add(directory: Path, definition: Definition, entry: dict[str, Any]) -> Path:
-    """Adds an entry to the Definition's evidence, replacing an older run of that kernel on that GPU.
+def add(directory: Path, definition: Definition, recorded: Mapping[str, Any]) -> Path:
+    """Adds a line to the Definition's evidence, replacing an older run of that kernel on that GPU.
 
-    Entries for another reference or contract are dropped: they prove nothing about this one. The file is replaced
-    as a whole, under a lock, so that parallel workers lose nothing and a reader never sees half of it.
+    Lines for another reference or contract are dropped: they prove nothing about this one. The file is replaced as a
+    whole, under a lock, so that parallel workers lose nothing and a reader never sees half of it. A line that is
+    recorded again, and has not changed, differs in the name of its run alone.
+
+    Args:
+        directory: of evidence.
+        definition: whose evidence it is.
+        recorded: what `entry_of` gives.
 
     Raises:
-        LedgerError: older evidence of the Definition lies there and cannot be read.
+        EvidenceError: older evidence of the Definition lies there and cannot be read.
     """
-    path = file_in(directory, definition.op_type, definition.name)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    header = {"started_at": started_at(), **recorded["run"]}
+    run, path = run_name(header), file_in(directory, definition.op_type, definition.name)
+    for one in (path, run_file(directory, run)):
+        one.parent.mkdir(parents=True, exist_ok=True)
+    if not run_file(directory, run).exists():  # of the same content whichever worker writes it
+        write_json(run_file(directory, run), header)
+    line = {"kernel": recorded["line"]["kernel"], "run": run, **recorded["line"]}
     with _locked(path):
-        old = load_json(path) if path.exists() else {}
-        binding = _binding(entry)
-        kept = [e for e in old.get("entries", []) if _binding(e) == binding and _key(e) != _key(entry)]
-        document = {
-            "definition": definition.name,
-            "op_type": definition.op_type,
-            "entries": sorted([*kept, entry], key=_key),
+        older = load_lines(path) if path.exists() else ()  # not from a cache: another worker may just have written it
+        kept = [one for one in older if all(one.get(part) == line[part] for part in BOUND)]
+        every = [*kept, line]
+        known = {
+            (entry.kernel_label, entry.run.gpu): one for entry, one in zip(entries_of(path, every), every, strict=True)
         }
-        write_json(path, document)
+        write_text(path, "".join(json_line(known[key]) for key in sorted(known)))
     return path
 
 
+def started_at() -> str:
+    """When this recording began, UTC: the same for the processes that this one starts from now on."""
+    now = datetime.datetime.now(datetime.timezone.utc).strftime(TIME_FORMAT)
+    return os.environ.setdefault("FLASHINFER_TRACE_RECORDING_STARTED", now)
+
+
 def _entry(definition: Definition, kernel: Kernel, report: Report) -> dict[str, Any]:
-    return {
-        "kernel": {
-            "label": kernel.label,
-            "library": kernel.library,
-            "version": importlib.metadata.version(kernel.library),
-            "path": kernel.path,
-            "variant": kernel.variant,
-        },
-        "digests": {
-            "reference": definition.reference_sha256,
-            "contract": digests.contract_sha256(definition),
-            **judging_code(family_today(definition), kernel),
-        },
-        "environment": _environment(report.device, kernel.library),
+    code = {part: digests.short(one) for part, one in judging_code(family_today(definition), kernel).items()}
+    header = _header(report, kernel.library) | {"harness": code.pop("harness")}
+    named = {} if library_of(kernel.path, header["libraries"]) == kernel.library else {"library": kernel.library}
+    line = {
+        "kernel": kernel.label,
+        **named,
+        "reference": digests.short(definition.reference_sha256),
+        "contract": digests.short(digests.contract_sha256(definition)),
+        **code,
         "cases": report.cases,
         "vacuous": report.vacuous,
-        "seed": report.seed,
-        "result": report.status,
+        "drawn": digests.short(report.plans.sha256),
+        **({"rounds": report.plans.counts} if len(report.plans.counts) > 1 else {}),
+        **({"vacuous_cases": report.plans.vacuous} if report.plans.vacuous else {}),
         "outputs": {
-            name: {
-                "policy": summary.policy,
-                **{figure: float(f"{getattr(summary, figure):.4g}") for figure in FIGURES},
-            }
+            name: [float(f"{getattr(summary, figure):.4g}") for figure in FIGURES]
             for name, summary in report.outputs.items()
         },
-        "recorded_at": datetime.datetime.now(datetime.timezone.utc).strftime(TIME_FORMAT),
     }
+    return {"run": header, "line": line}
 
 
-def _environment(device: str, library: str) -> dict[str, Any]:
-    properties = torch.cuda.get_device_properties(torch.device(device))
+def _header(report: Report, library: str) -> dict[str, Any]:
+    """What a run's header says, but for when it began and the code."""
+    properties = torch.cuda.get_device_properties(torch.device(report.device))
     driver = _driver()
-    versions = {name: _version(name) for name in sorted({*LIBRARIES, library})}
+    versions = {name: _version(name) for name in sorted({*LIBRARIES, *distributions(), library})}
     return {
         "gpu": {"name": properties.name, "compute_capability": f"{properties.major}.{properties.minor}"},
         **({"driver": driver} if driver else {}),
@@ -113,6 +133,7 @@ def _environment(device: str, library: str) -> dict[str, Any]:
         "torch": torch.__version__,
         "cuda": str(torch.version.cuda),
         "libraries": {name: version for name, version in versions.items() if version is not None},
+        "seed": report.seed,
     }
 
 
@@ -133,20 +154,8 @@ def _driver() -> str | None:
 
 #: Where the NVIDIA driver for Linux tells its version.
 DRIVER_VERSION = Path("/proc/driver/nvidia/version")
-#: Distributions that take part in a run besides torch: kernels, what compiles some of them, and what draws the cases.
-LIBRARIES = ("flashinfer-python", "hypothesis", "sglang-kernel", "triton")
-FIGURES = ("kernel_worst", "reference_worst", "kernel_error", "reference_error")
-
-
-def _key(entry: dict[str, Any]) -> tuple[str, ...]:
-    kernel = entry["kernel"]
-    return (kernel["path"], kernel["variant"], kernel["library"], entry["environment"]["gpu"]["name"])
-
-
-def _binding(entry: dict[str, Any]) -> tuple[str, str] | None:
-    """What an entry is evidence of; None for one in another form, which is of nothing here."""
-    found = entry.get("digests", {})
-    return (found["reference"], found["contract"]) if {"reference", "contract"} <= set(found) else None
+#: Distributions that take part in a run besides those with kernels: what compiles some, and what draws the cases.
+LIBRARIES = ("hypothesis", "triton")
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import torch
 from hypothesis import strategies as st
 
 from flashinfer_trace.format.definition import Definition, InputError
+from flashinfer_trace.harness.exact import ExactOperations
 from flashinfer_trace.harness.faults import Fault
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.plans import FamilyError, Plan, PlanRequest, PlanShape
@@ -229,7 +230,8 @@ class Family:
                 f"{definition.name}: a plan with unknown entries {unknown} and without {missing}; "
                 f"plans of {self.name} have {sorted(entries)}"
             )
-        inputs = self.make_inputs(definition, plan, Draws(seed, device))
+        with ExactOperations():
+            inputs = self.make_inputs(definition, plan, Draws(seed, device))
         return inputs, definition.check_inputs(inputs)
 
     def inputs_for_axes(

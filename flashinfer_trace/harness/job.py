@@ -26,11 +26,10 @@ Drawing = tuple[Mapping[str, tuple[int, int]], object | None]
 #: The cases that a kernel has of its own, beyond those that it shares with kernels that take less (`Kernel.common`).
 BEYOND = 13
 
-#: How many logits a block of queries may have in a reference that works in blocks; it bounds memory only. No request of
-#: a twin has as many, and those of a run on a GPU do. A twin has the smaller number: its requests are blocks of one
-#: query, or of a few, or one block.
-BLOCK = re.compile(r"\b2 ?\*\* ?25\b")
-SMALL_BLOCK = "2 ** 10"
+#: How many queries a reference of attention takes at once; this bounds memory only. A twin has the smaller number: its
+#: few queries are several blocks.
+BLOCK = re.compile(r"^QUERY_BLOCK = 64$", re.MULTILINE)
+SMALL_BLOCK = "QUERY_BLOCK = 2"
 
 
 def prepare(definition: Definition, family: Family, device: str, full: bool) -> Definition:

@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 #: Everything about a case but its elements, as small JSON values: variable axes, sequence lengths, kinds of values.
-#: (definition, plan, seed, kind of device) repeats a case exactly.
+#: (definition, plan, seed) repeats a case exactly, on any device.
 Plan = dict[str, Any]
 Options = TypeVar("Options")
 

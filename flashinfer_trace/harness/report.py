@@ -2,12 +2,38 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from dataclasses import dataclass, field
 
+from flashinfer_trace.harness.plans import Plan
 from flashinfer_trace.verdict.compare import Comparison
 
-__all__ = ["OutputSummary", "Report"]
+__all__ = ["OutputSummary", "PlansRun", "Report"]
+
+
+@dataclass
+class PlansRun:
+    """The cases that a target has passed, by content: any machine draws them again (see `cases.drawn_again`).
+
+    Attributes:
+        counts: how many there were in each of its rounds (see `job.rounds`).
+        vacuous: which of all proved nothing, by number.
+        sha256: of the plan and the seed of each, and whether it proved something. That of more cases goes on from here.
+    """
+
+    counts: list[int] = field(default_factory=list)
+    vacuous: list[int] = field(default_factory=list)
+    sha256: str = "0" * 64
+
+    def add(self, plan: Plan, seed: int, vacuous: bool) -> None:
+        """Counts a case of the last round in."""
+        if vacuous:
+            self.vacuous.append(sum(self.counts))
+        self.counts[-1] += 1
+        case = json.dumps([self.sha256, plan, seed, vacuous], sort_keys=True)
+        self.sha256 = hashlib.sha256(case.encode()).hexdigest()
 
 
 @dataclass
@@ -46,6 +72,7 @@ class Report:
         real_size: cases at the Definition's own sizes, beside those of its small twin (see `harness.twins`).
         only_twin: whether there are none of these, because the inputs are too large for a CPU.
         message: why it failed (ends with the line that repeats the case) or was skipped.
+        plans: the cases by content.
         twin_of: the Definition whose cases these were, if its small twin is the same (see `harness.twins`).
     """
 
@@ -63,6 +90,7 @@ class Report:
     message: str = ""
     twin_of: str = ""
     outputs: dict[str, OutputSummary] = field(default_factory=dict)
+    plans: PlansRun = field(default_factory=PlansRun)
 
     @property
     def worst(self) -> float:

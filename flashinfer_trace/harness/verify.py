@@ -74,6 +74,8 @@ def verify_together(
         if not running:
             continue
         started = time.perf_counter()
+        for target in running:
+            target.report.plans.counts.append(0)
         _Cases(jobs[each.numbers[0]], running, seed, on_case).verify(each.examples, plan)
         seconds = (time.perf_counter() - started) / len(running)
         for target in running:
@@ -101,6 +103,7 @@ class _Target:
     def count(self, result: CaseResult) -> None:
         """Counts a case in that passed."""
         report = self.report
+        report.plans.add(result.plan, result.seed, bool(result.vacuous))
         if result.vacuous:
             report.vacuous += 1
             return

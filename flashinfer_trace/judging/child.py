@@ -24,11 +24,10 @@ import torch
 
 from flashinfer_trace.judging.after_call import Replaced, Undisturbed, stored, unhush, unreplaced
 from flashinfer_trace.judging.loading import LoadError, ReturnError, Submitted, bound, load
-from flashinfer_trace.judging.stopwatch import Stopwatch
-from flashinfer_trace.judging.timed_calls import TimedCalls, captured, seed_all
-from flashinfer_trace.sandbox import landlock, protocol
+from flashinfer_trace.judging.stopwatch import Stopwatch, TimedCalls, captured, seed_all
+from flashinfer_trace.sandbox import confine, protocol
 from flashinfer_trace.sandbox.limits import MAX_MESSAGE
-from flashinfer_trace.sandbox.shared_memory import Arena, Slot, tensor_in
+from flashinfer_trace.sandbox.shared_memory import SharedMemory, Slot, tensor_in
 
 __all__ = ["prepare"]
 
@@ -82,13 +81,13 @@ def prepare(kernel: object | None) -> tuple[int, Callable[[socket.socket], None]
     Args:
         kernel: a callable that this process was forked with; a request then names no file.
     """
-    return landlock.domain_works(), functools.partial(_serve, kernel=kernel)
+    return confine.landlock_domain_works(), functools.partial(_serve, kernel=kernel)
 
 
 def _serve(pipe: socket.socket, kernel: object | None) -> None:
     """Answers requests from the pipe to the judge until it is closed. Never returns."""
     try:
-        landlock.enter_domain()
+        confine.enter_landlock_domain()
         os.dup2(2, 1)  # standard output is the judge's: it may be JSON
         if kernel is None:
             _seed_afresh()
@@ -104,7 +103,7 @@ class _Session:
 
     def __init__(self, pipe: socket.socket, kernel: object | None) -> None:
         self._pipe, self._kernel = pipe, kernel
-        self._arena: Arena | None = None
+        self._shared: SharedMemory | None = None
         self._on_device: torch.Tensor | None = None
         self._beside: torch.Tensor | None = None
         self._slots: Mapping[str, Any] = {}
@@ -123,8 +122,8 @@ class _Session:
                 submitted = None
                 self._answer(dict, self._rest if "rest" in request else dict)
                 continue
-            if "arena" in request:
-                self._receive_arena(request["arena"])
+            if "memory" in request:
+                self._receive_memory(request["memory"])
             assert submitted is not None  # the judge calls nothing that was not loaded
             compute = functools.partial(self._timed if "timing" in request else self._call, submitted, request)
             self._answer(lambda: {"tampered": _replaced(before)}, compute)
@@ -148,6 +147,7 @@ class _Session:
         self._root = submission["root"] if submission["kind"] == "package" else None
         if self._device != "cpu":
             torch.cuda.set_device(torch.device(self._device).index or 0)
+        self._limit_memory(request["memory_bytes"])
         if submission["kind"] == "forked":
             return bound(self._kernel, self._device, self._inputs, self._outputs)
         if submission["kind"] == "known":
@@ -156,11 +156,20 @@ class _Session:
             _hide_package()
         return load(submission, self._device, self._inputs, self._outputs)
 
+    def _limit_memory(self, memory_bytes: int | None) -> None:
+        if memory_bytes is None:
+            return
+        if self._device == "cpu":
+            confine.limit_address_space(memory_bytes)
+        else:
+            total = torch.cuda.get_device_properties(self._device).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, memory_bytes / total))
+
     def _rest(self) -> None:
         """Gives back all memory until there is another known kernel."""
         assert self._stopwatch is not None
         self._stopwatch.watch_no_phases()
-        self._arena, self._on_device, self._beside, self._slots = None, None, None, {}
+        self._shared, self._on_device, self._beside, self._slots = None, None, None, {}
         gc.collect(1)  # what the last kernel left; all that libraries have made would take half a second
         if self._device != "cpu":
             torch.cuda.synchronize()
@@ -168,8 +177,8 @@ class _Session:
 
     def _call(self, submitted: Submitted, request: Mapping[str, Any]) -> dict[str, Any]:
         """One call. What is returned is copied into the memory of the outputs at once, on the stream of the call."""
-        assert self._arena is not None
-        host = self._arena.memory[: request["size"]]
+        assert self._shared is not None
+        host = self._shared.memory[: request["size"]]
         memory = self._device_memory(host)
         inputs, outputs = self._tensors(memory, request)
         seed_all(request["seed"])
@@ -194,15 +203,15 @@ class _Session:
 
         The judge says when the calls begin, and is told when they have ended, so that its own clock can run meanwhile.
         """
-        assert self._arena is not None and self._stopwatch is not None
+        assert self._shared is not None and self._stopwatch is not None
         size, timing = request["size"], request["timing"]
-        host = self._arena.memory[:size]
+        host = self._shared.memory[:size]
         self._move()
         ready = self._ready(submitted, request)
         memory = self._device_memory(host)
         inputs, outputs = self._tensors(memory, request)
         first = min(request["slots"][f"output {name}"]["offset"] for name in self._outputs)
-        copies = self._arena.memory[size : size + timing["repeats"] * (size - first)].view(timing["repeats"], -1)
+        copies = self._shared.memory[size : size + timing["repeats"] * (size - first)].view(timing["repeats"], -1)
         series = TimedCalls(self._stopwatch, memory, first, request["seed"], timing)
         series.prepare(ready or (lambda: submitted(inputs, dict(outputs))), outputs)
         self._answer(dict, dict)
@@ -274,10 +283,10 @@ class _Session:
         torch.cuda.synchronize()
         return memory
 
-    def _receive_arena(self, size: int) -> None:
+    def _receive_memory(self, size: int) -> None:
         _, descriptors, _, _ = socket.recv_fds(self._pipe, 1, 1)
-        self._arena = Arena(size, descriptors[0])
-        self._arena.close()
+        self._shared = SharedMemory(size, descriptors[0])
+        self._shared.close()
 
     def _read(self, target: memoryview) -> None:
         while target:

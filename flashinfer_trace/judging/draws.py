@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
-from flashinfer_trace.harness.case import poisoned_outputs
 from flashinfer_trace.harness.family import Inputs
 from flashinfer_trace.harness.job import Job
 from flashinfer_trace.harness.verify import SEEDED_ROWS
+from flashinfer_trace.judging.output_form import filled_outputs
 from flashinfer_trace.judging.process import SubmissionProcess
 from flashinfer_trace.judging.verdict import Failure
 
@@ -68,7 +68,7 @@ def unrandom(
 
 def _draw(job: Job, process: SubmissionProcess, inputs: Inputs, seeds: Iterator[int]) -> dict[str, torch.Tensor]:
     seed = next(seeds)
-    return process.call(inputs, poisoned_outputs(job.sized, inputs, seed), seed).outputs
+    return process.call(inputs, filled_outputs(job.sized, inputs, seed), seed).outputs
 
 
 def _alike(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> bool:

@@ -87,10 +87,10 @@ class JudgedInputs:
     limited_to: str = ""
 
 
-def standards(trial: JudgedInputs) -> list[Standard]:
-    """The standards of a trial, the reference's first."""
-    family = trial.job.family
-    kernels = [Standard(kernel.label, family.policies(kernel)) for kernel in trial.kernels]
+def standards(judged: JudgedInputs) -> list[Standard]:
+    """The standards of one kind of inputs, the reference's first."""
+    family = judged.job.family
+    kernels = [Standard(kernel.label, family.policies(kernel)) for kernel in judged.kernels]
     return [Standard(REFERENCE, family.policies()), *kernels]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import math
 import os
 import secrets
@@ -10,6 +10,7 @@ import shlex
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +18,23 @@ import torch
 
 from flashinfer_trace.dataset import store
 from flashinfer_trace.families import family_of
+from flashinfer_trace.format.constraints import parse
 from flashinfer_trace.format.definition import Definition
-from flashinfer_trace.harness.case import device_of, poisoned_outputs
+from flashinfer_trace.harness.case import device_of
 from flashinfer_trace.harness.cases import Case
-from flashinfer_trace.harness.family import Inputs, Kernel
+from flashinfer_trace.harness.family import Family, Inputs, Kernel
 from flashinfer_trace.harness.job import Job
+from flashinfer_trace.harness.twins import has_real_size
 from flashinfer_trace.judging.draws import unrandom
 from flashinfer_trace.judging.grades import REFERENCE, JudgedInputs, Standard, kinds_of_inputs, limited, standards
 from flashinfer_trace.judging.more_plans import judged_cases
-from flashinfer_trace.judging.output_form import outputs_of, with_unwritten, wrong_form
-from flashinfer_trace.judging.process import Answer, Failed, SubmissionProcess
+from flashinfer_trace.judging.output_form import filled_outputs, outputs_of, with_unwritten, wrong_form
+from flashinfer_trace.judging.process import Answer, Failed, Launch, SubmissionProcess
 from flashinfer_trace.judging.server import Server, shared_server
-from flashinfer_trace.judging.sizes import small_by_default, with_own_constants
 from flashinfer_trace.judging.submission import (
-    TIMEOUTS,
+    RunLimits,
     Submission,
     SubmissionError,
-    Timeouts,
     from_callable,
     from_path,
 )
@@ -42,13 +43,16 @@ from flashinfer_trace.judging.verdict import Failure, Grade, Verdict
 from flashinfer_trace.sandbox.fork_server import ServerEnded
 from flashinfer_trace.verdict.compare import Expected
 
-__all__ = ["EXAMPLES", "as_submission", "checked", "judge"]
+__all__ = ["EXAMPLES", "as_submission", "checked", "judge", "small_by_default", "unseen", "with_own_constants"]
 
 #: Drawn cases that count, beside corners and repeated ones.
 EXAMPLES = 20
 
 #: Failures that inputs of another kind may not show; after the others nothing more is run.
 OF_INPUTS = ("values", "outputs", "relation", "raised", "died")
+
+#: Drawn cases that a submission meets after a failure that the machine may have caused.
+EXCUSED = 8
 
 #: Kinds of submissions whose processes all begin alike: a callable's have the generators of the process that they are
 #: copies of, and a known kernel's may have run others.
@@ -63,7 +67,7 @@ def judge(
     examples: int = EXAMPLES,
     seed: int | None = None,
     twin: bool | None = None,
-    limits: Timeouts | None = None,
+    limits: RunLimits | None = None,
     server: Server | None = None,
 ) -> Verdict:
     """Grades a kernel against a Definition.
@@ -80,7 +84,7 @@ def judge(
         twin: whether to judge at the sizes of the family's small twin; by default on a CPU where a case at the
             Definition's own sizes takes more than about a second. The default twin keeps the constants that no shape
             shows; a kernel that raises an error there or returns outputs of other shapes is not judged.
-        limits: how long the submission may take.
+        limits: what the submission may take.
         server: where its process is forked from.
 
     Raises:
@@ -97,15 +101,14 @@ def judge(
     device = device_name(device)
     small = twin if twin is not None else small_by_default(loaded, device)
     by_default = small and twin is None
-    limits = limits or Timeouts()
+    limits = limits or RunLimits()
     family = family_of(loaded)
     job = Job(loaded, with_own_constants(loaded, family) if by_default else family, None, device, full=not small)
     started = time.perf_counter()
     with served(submission, server) as forks, submission.on_disk() as request:
-        verdict = _Judgment(submission, request, forks, limits, examples, seed).verdict(job)
-    verdict.by_default = by_default
-    if verdict.grade == Grade.WRONG and by_default and verdict.failure and verdict.failure.of_sizes:
-        verdict.grade = Grade.NOT_JUDGED
+        verdict = _Judgment(submission, request, forks, limits, examples, seed, by_default).verdict(job)
+    if by_default and not verdict.cases and verdict.failure is not None and verdict.failure.of_sizes:
+        verdict.grade, verdict.code = Grade.NOT_JUDGED, "other-sizes"
     verdict.seconds = time.perf_counter() - started
     verdict.replay = replay_line(submission, verdict, loaded, examples, limits)
     return verdict
@@ -136,20 +139,17 @@ def served(submission: Submission, server: Server | None) -> Iterator[Server]:
         yield own
 
 
+@dataclass(frozen=True)
 class _Judgment:
     """One judgement of one submission."""
 
-    def __init__(
-        self,
-        submission: Submission,
-        request: Mapping[str, Any],
-        server: Server,
-        limits: Timeouts,
-        examples: int,
-        seed: int,
-    ) -> None:
-        self._submission, self._request, self._server = submission, request, server
-        self._limits, self._examples, self._seed = limits, examples, seed
+    submission: Submission
+    request: Mapping[str, Any]
+    server: Server
+    limits: RunLimits
+    examples: int
+    seed: int
+    by_default: bool
 
     def verdict(self, job: Job) -> Verdict:
         """The verdict on all valid inputs; of a submission that refuses some, on those that a known kernel takes."""
@@ -159,12 +159,12 @@ class _Judgment:
         if known or first.failure is None or first.grade == Grade.NOT_JUDGED or first.failure.kind not in OF_INPUTS:
             return first
         wrong = [first]
-        for trial in every[1:]:
-            verdict = self._on(trial, None)
+        for judged in every[1:]:
+            verdict = self._on(judged, None)
             if verdict.passed and not first.failure.refused:
-                first.right_on = trial.limited_to
+                first.right_on = judged.limited_to
                 return first
-            verdict.limited_to, verdict.beyond = trial.limited_to, first.failure
+            verdict.limited_to, verdict.beyond = judged.limited_to, first.failure
             if verdict.passed:
                 return verdict
             wrong.append(verdict)
@@ -172,26 +172,25 @@ class _Judgment:
         return next((one for one in wrong if one.failure and one.failure.kind == "values"), first)
 
     def _known(self, job: Job) -> Kernel | None:
-        label = self._request.get("kernel")
+        label = self.request.get("kernel")
         return next((one for one in job.family.kernels if one.label == label), None)
 
-    def _on(self, trial: JudgedInputs, known: Kernel | None) -> Verdict:
-        job = trial.job
+    def _on(self, judged: JudgedInputs, known: Kernel | None) -> Verdict:
+        job = judged.job
         own, sized = job.definition.const_axes, job.sized.const_axes
         sizes = "own" if job.sized is job.definition else "twin"
-        verdict = Verdict(job.definition.name, self._submission.label, job.device, sizes, seed=self._seed)
+        about = job.definition.name, self.submission.label, job.device, sizes
+        verdict = Verdict(*about, by_default=self.by_default, seed=self.seed)
         verdict.twin = {axis: value for axis, value in sized.items() if value != own[axis]}
         inputs, outputs = list(job.sized.inputs), list(job.sized.outputs)
-        request = {**self._request, **({"definition": job.sized.to_dict()} if known else {})}
-        left = standards(trial)
-        begin = functools.partial(
-            SubmissionProcess.load, self._server, request, inputs, outputs, job.device, self._limits
-        )
+        request = {**self.request, **({"definition": job.sized.to_dict()} if known else {})}
+        left = standards(judged)
+        launch = Launch(self.server, request, inputs, outputs, job.device, self.limits)
         try:
-            verdict.kept_apart = self._server.keeps_apart
-            with SubmissionProcess.start(self._server, request, inputs, outputs, job.device, self._limits) as process:
-                run = _Run(job, process, known, left, verdict, begin if request["kind"] in FRESH else None)
-                verdict.failure = run.all(self._examples, self._seed)
+            verdict.kept_apart = self.server.keeps_apart
+            with launch.start() as process:
+                run = _Run(job, process, known, left, verdict, launch.begin if request["kind"] in FRESH else None)
+                verdict.failure = run.all(self.examples, self.seed)
                 if verdict.failure is not None:
                     process.end()  # no other kernel is run where one went wrong
         except Failed as failed:
@@ -203,70 +202,82 @@ class _Judgment:
 
 def _graded(verdict: Verdict, left: list[Standard]) -> Verdict:
     """The verdict with its grade: of the standards that were never failed, the reference's, or those of kernels."""
+    best = left[0]
+    verdict.cases, verdict.vacuous = best.cases, best.vacuous
     if verdict.failure is not None:
         verdict.grade = Grade.NOT_JUDGED if verdict.unjudged else Grade.WRONG
+        verdict.code = (verdict.unjudged and verdict.failure.excuse) or verdict.failure.kind
         return verdict
-    best = left[0]
-    verdict.cases, verdict.vacuous, verdict.outputs = best.cases, best.vacuous, best.figures
+    verdict.outputs = best.figures
     verdict.alike = [one.label for one in left if one.label != REFERENCE]
     if best.cases:
         verdict.grade = Grade.REFERENCE if best.label == REFERENCE else Grade.KERNEL
     return verdict
 
 
+@dataclass
 class _Run:
-    """The cases of one trial. Standards that the submission fails are removed from `left`."""
+    """The cases of one kind of inputs. Standards that the submission fails are removed from `left`."""
 
-    def __init__(
-        self,
-        job: Job,
-        process: SubmissionProcess,
-        known: Kernel | None,
-        left: list[Standard],
-        verdict: Verdict,
-        begin: Callable[[], SubmissionProcess] | None,
-    ) -> None:
-        self._job, self._process, self._known = job, process, known
-        self._left, self._verdict, self._begin = left, verdict, begin
+    job: Job
+    process: SubmissionProcess
+    known: Kernel | None
+    left: list[Standard]
+    verdict: Verdict
+    begin: Callable[[], SubmissionProcess] | None
 
     @torch.no_grad()
     def all(self, examples: int, seed: int) -> Failure | None:
         """Runs cases until `examples` drawn ones count; the failure that left no standard."""
-        verdict = self._verdict
+        verdict = self.verdict
 
         def missing() -> int:
-            return examples + verdict.corners + verdict.repeated - self._left[0].cases
+            return examples + verdict.corners + verdict.repeated - self.left[0].cases
 
-        for case in judged_cases(self._job, seed, missing):
+        excused: Failure | None = None
+        left = EXCUSED
+        for case in judged_cases(self.job, seed, missing):
+            if excused is not None and case.kind == "corner":
+                continue
             failure = self._case(case)
-            if failure is not None:
+            if failure is not None and not self._excusable(failure):
                 return failure
-        return self._unrandom(seed)
+            excused = excused or failure
+            left -= excused is not None
+            if excused is not None and (self.left[0].cases or not left):
+                return excused
+        return excused or self._unrandom(seed)
+
+    def _excusable(self, failure: Failure) -> bool:
+        """Whether it may fail like this although its values are right; not once they were, on any case that counts. So
+        drawn cases are looked at after such a failure: corners, the hardest ones, come first."""
+        excuse = failure.excuse or (self.verdict.by_default and failure.of_sizes)
+        return bool(excuse) and not self.left[0].cases
 
     def _case(self, case: Case) -> Failure | None:
         """Runs one case; the failure if it leaves no standard."""
-        job = self._job
+        job = self.job
         inputs, axes = job.family.inputs_and_axes(job.sized, case.plan, case.seed, job.device)
         where = axes, case.plan, case.seed
         try:
-            self._verdict.calls += 1
-            poisoned = poisoned_outputs(job.sized, inputs, case.call_seed)
-            answer = self._process.call(inputs, poisoned, case.call_seed)
+            self.verdict.calls += 1
+            poisoned = filled_outputs(job.sized, inputs, case.call_seed)
+            answer = self.process.call(inputs, poisoned, case.call_seed)
         except Failed as failed:
             return Failure(failed.kind, failed.message).at(*where)
         expected = job.family.expected(job.sized, inputs)
-        in_place = self._known.in_place if self._known else ()
-        counted = self._left[0].cases
-        failure = checked(job, answer, inputs, expected, self._left, in_place)
+        in_place = self.known.in_place if self.known else ()
+        counted = self.left[0].cases
+        failure = checked(job, answer, inputs, expected, self.left, in_place)
         if failure is not None:
             return with_unwritten(failure, answer, poisoned).at(*where)
-        if self._left[0].cases > counted:
+        if self.left[0].cases > counted:
             self._count(case.kind, axes)
         return None
 
     def _count(self, kind: str, axes: Mapping[str, int]) -> None:
         """Counts a case in that could have failed."""
-        verdict = self._verdict
+        verdict = self.verdict
         verdict.corners += kind == "corner"
         verdict.repeated += kind == "repeated"
         for axis, value in axes.items():
@@ -274,10 +285,10 @@ class _Run:
 
     def _unrandom(self, seed: int) -> Failure | None:
         """What is not random in the draws of a sampler."""
-        if not any(kernel.seeded for kernel in self._job.family.kernels):
+        if not any(kernel.seeded for kernel in self.job.family.kernels):
             return None
         try:
-            return unrandom(self._job, self._process, self._begin, seed, rows=not self._known)
+            return unrandom(self.job, self.process, self.begin, seed, rows=not self.known)
         except Failed as failed:
             return Failure(failed.kind, failed.message)
 
@@ -327,7 +338,7 @@ def _distance(failure: Failure) -> float:
 
 
 def replay_line(
-    submission: Submission, verdict: Verdict, definition: Definition, examples: int, limits: Timeouts
+    submission: Submission, verdict: Verdict, definition: Definition, examples: int, limits: RunLimits
 ) -> str:
     """What repeats a verdict on a submission: a command if it is a file and the command has options for its limits.
 
@@ -335,8 +346,8 @@ def replay_line(
         submission, verdict, definition: what was judged, how it did, and against what.
         examples, limits: as `judge` took them.
     """
-    timed = limits == Timeouts.of(limits.call) and TIMEOUTS[0] <= limits.call <= TIMEOUTS[1]
-    if not submission.file or not (timed or limits == Timeouts()):
+    given = limits.given
+    if not submission.file or given is None:
         return _call(submission, verdict, examples, limits)
     function = None if submission.sources else submission.request.get("name")
     file = os.path.relpath(submission.file) + (f":{function}" if function else "")
@@ -347,8 +358,7 @@ def replay_line(
     elif small_by_default(definition, verdict.device):
         options += " --full"
     options += f" --examples {examples} --seed {verdict.seed}"
-    if limits != Timeouts():
-        options += f" --timeout {limits.call!r}"
+    options += "".join(f" --{name} {value!r}" for name, value in given.items())
     return f"flashinfer-trace check {_quoted(file)} {options}"
 
 
@@ -360,17 +370,46 @@ def _quoted(file: str) -> str:
     return "$'" + "".join(chr(byte) if byte in plain else f"\\x{byte:02x}" for byte in os.fsencode(file)) + "'"
 
 
-def _call(submission: Submission, verdict: Verdict, examples: int, limits: Timeouts) -> str:
-    """A call of `judge`; only the one of this package takes limits, and has to be imported."""
+def _call(submission: Submission, verdict: Verdict, examples: int, limits: RunLimits) -> str:
+    """A call of `judge`; that of this module, if only this one takes such limits, and then it has to be imported."""
     name = submission.request.get("name")
     kernel = repr(submission.file + (f":{name}" if name and not submission.sources else ""))
     arguments = (
         f"{kernel if submission.file else 'kernel'}, {verdict.definition!r}, device={verdict.device!r}, "
         f"examples={examples}, seed={verdict.seed}, twin={None if verdict.by_default else verdict.sizes == 'twin'}"
     )
-    if limits == Timeouts():
-        return f"flashinfer_trace.judge({arguments})"
-    imports = (
-        "from flashinfer_trace.judging.judge import judge; from flashinfer_trace.judging.submission import Timeouts"
-    )
+    if limits.given is not None:
+        more = "".join(f", {name}={value!r}" for name, value in limits.given.items())
+        return f"flashinfer_trace.judge({arguments}{more})"
+    module = "from flashinfer_trace.judging.{0} import {1}".format
+    imports = f"{module('judge', 'judge')}; {module('submission', 'RunLimits')}"
     return f"{imports}; judge({arguments}, limits={limits!r})"
+
+
+#: The window of keys up to which the corners of attention take seconds on a CPU where a request has several queries:
+#: each of them has keys of its own.
+LARGEST_WINDOW = 512
+
+#: Tokens of a page: a kernel for pages of one needs no length of the last page.
+PAGE = "page_size"
+
+
+def small_by_default(definition: Definition, device: str) -> bool:
+    """Whether a Definition is judged at the sizes of its family's small twin if nobody says at which."""
+    wide = "qo_indptr" in definition.inputs and definition.const_axes.get("window_size", 0) > LARGEST_WINDOW
+    return device == "cpu" and (wide or not has_real_size(definition))
+
+
+def with_own_constants(definition: Definition, family: Family) -> Family:
+    """The family with a twin that keeps constants that kernels have built in although they take sizes from shapes."""
+    own = unseen(definition) | {PAGE}
+    return dataclasses.replace(family, twin={axis: value for axis, value in family.twin.items() if axis not in own})
+
+
+def unseen(definition: Definition) -> set[str]:
+    """The constant axes that no tensor's shape shows, such as a window."""
+    tensors = [*definition.inputs.values(), *definition.outputs.values()]
+    shown = {axis: definition.const_axes.get(axis, 1) for tensor in tensors for axis in tensor.shape or ()}
+    for text in definition.constraints:
+        shown |= parse(text).solve(shown)
+    return definition.const_axes.keys() - shown.keys()

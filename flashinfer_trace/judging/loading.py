@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import Parameter
 from pathlib import Path
@@ -15,13 +15,16 @@ from typing import Any
 
 from flashinfer_trace.sandbox.shared_memory import memory_of
 
-__all__ = ["Convention", "LoadError", "ReturnError", "Submitted", "bound", "convention", "load"]
+__all__ = ["CallForm", "LoadError", "ReturnError", "Submitted", "bound", "call_form", "load"]
 
 #: Names that are looked for in a file when none is given, in this order.
 USUAL_NAMES = ("run", "ModelNew", "kernel")
 
 #: Fewest booleans by which an untouched output is recognised: right ones equal those drawn with probability 2^-64.
 BOOLEANS = 64
+
+#: Kinds of parameters that take any number of arguments.
+_VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 #: (inputs by name, poisoned outputs by name) -> what the submission returned, None if it wrote into the outputs.
 Submitted = Callable[[dict[str, Any], dict[str, Any]], Any]
@@ -32,7 +35,7 @@ class LoadError(Exception):
 
 
 @dataclass(frozen=True)
-class Convention:
+class CallForm:
     """How to call a function.
 
     Attributes:
@@ -90,7 +93,7 @@ def bound(
         found = found.to(device).eval()
     if not callable(found):
         raise LoadError(f"it is a {type(found).__name__}, which cannot be called; give a function or a class")
-    how = convention(found, inputs, outputs, destination)
+    how = call_form(found, inputs, outputs, destination)
     names = [*inputs, *how.targets]
     looked_at = False
 
@@ -241,7 +244,7 @@ def _known(request: Mapping[str, Any]) -> Submitted:
     return lambda inputs, outputs: kernel.call(definition, inputs, outputs)
 
 
-def convention(found: Any, inputs: Sequence[str], outputs: Sequence[str], destination: bool | None) -> Convention:
+def call_form(found: Any, inputs: Sequence[str], outputs: Sequence[str], destination: bool | None) -> CallForm:
     """How a function or module object is called.
 
     Args:
@@ -254,83 +257,50 @@ def convention(found: Any, inputs: Sequence[str], outputs: Sequence[str], destin
     """
     function = found.forward if hasattr(found, "forward") else found
     try:
-        parameters = list(inspect.signature(function).parameters.values())
+        signature = inspect.signature(function)
     except (TypeError, ValueError):  # of a function that is not written in Python
-        return Convention(by_name=False, writes=bool(destination))
-    writes = _writes(parameters, inputs, outputs) if destination is None else destination
-    passed = [*inputs, *outputs] if writes else [*inputs]
+        return CallForm(by_name=False, writes=bool(destination))
+    parameters = list(signature.parameters.values())
+    own = {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
+    needed = [one.name for one in parameters if one.default is one.empty and one.kind not in _VARIADIC]
+    as_many = len(needed) == len(inputs) + len(outputs)
+    writes = bool(outputs) and (own.issuperset(outputs) or as_many) if destination is None else destination
     targets = tuple(outputs) if writes else ()
-    if _takes_by_name(parameters, passed):
-        return Convention(True, writes, targets)
-    others = _other_names(parameters, inputs, outputs) if writes else ()
-    if others and _takes_by_name(parameters, [*inputs, *others]):
-        return Convention(True, writes, others)
-    if _takes_by_position(parameters, len(passed)):
-        return Convention(False, writes, tuple(one.name for one in _positional(parameters)[len(inputs) : len(passed)]))
-    if _takes_any_name(parameters, passed):
-        return Convention(True, writes, targets)
+    others = _other_names(own, needed, inputs, outputs) if writes else ()
+    for written in (targets, others):
+        passed = [*inputs, *written]
+        if len(written) == len(targets) and own.issuperset(passed) and _takes(signature, names=passed):
+            return CallForm(True, writes, written)
+    passed = [*inputs, *targets]
+    if _takes(signature, count=len(passed)):
+        positional = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+        return CallForm(False, writes, tuple(positional[len(inputs) : len(passed)]))
+    kinds = {one.kind for one in parameters}
+    if Parameter.VAR_KEYWORD in kinds and Parameter.VAR_POSITIONAL not in kinds and _takes(signature, names=passed):
+        return CallForm(True, writes, targets)
     raise LoadError(_mismatch(parameters, inputs, outputs, destination))
 
 
-def _writes(parameters: Sequence[Parameter], inputs: Sequence[str], outputs: Sequence[str]) -> bool:
-    """Whether a function takes outputs: by their names, or because it needs as many arguments as there are of both."""
-    needed = sum(map(_needed, parameters))
-    return bool(outputs) and (_names(parameters).issuperset(outputs) or needed == len(inputs) + len(outputs))
+def _takes(signature: inspect.Signature, count: int = 0, names: Sequence[str] = ()) -> bool:
+    """Whether a function can be called with so many arguments, and with these names."""
+    try:
+        signature.bind(*range(count), **dict.fromkeys(names))
+    except TypeError:
+        return False
+    return True
 
 
-def _names(parameters: Sequence[Parameter]) -> set[str]:
-    """The parameters that an argument may name."""
-    return {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
-
-
-def _takes_by_name(parameters: Sequence[Parameter], passed: Sequence[str]) -> bool:
-    """Whether a function can be called with these names and nothing else, each of which is one of its parameters."""
-    return _names(parameters).issuperset(passed) and _needs_only(parameters, passed)
-
-
-def _other_names(parameters: Sequence[Parameter], inputs: Sequence[str], outputs: Sequence[str]) -> tuple[str, ...]:
+def _other_names(
+    own: Collection[str], needed: Sequence[str], inputs: Sequence[str], outputs: Sequence[str]
+) -> tuple[str, ...]:
     """The parameters that take the outputs if inputs go by name, whatever names outputs have; empty if it is not clear.
 
     Those of the names of outputs take these, and the others the rest, in order.
     """
-    free = [one.name for one in parameters if _needed(one) and one.name not in (*inputs, *outputs)]
-    unnamed = [name for name in outputs if name not in _names(parameters)]
-    if len(free) != len(unnamed):
-        return ()
-    renamed = dict(zip(unnamed, free, strict=True))
-    return tuple(renamed.get(name, name) for name in outputs)
-
-
-def _takes_any_name(parameters: Sequence[Parameter], passed: Sequence[str]) -> bool:
-    """Whether names that are none of its parameters go into ``**kwargs``; with ``*args`` beside it, they need none."""
-    kinds = {one.kind for one in parameters}
-    variadic = Parameter.VAR_KEYWORD in kinds and Parameter.VAR_POSITIONAL not in kinds
-    return variadic and _needs_only(parameters, passed)
-
-
-def _needs_only(parameters: Sequence[Parameter], passed: Sequence[str]) -> bool:
-    """Whether every parameter that needs an argument gets one by name."""
-    names = _names(parameters).intersection(passed)
-    return all(one.name in names for one in parameters if _needed(one))
-
-
-def _takes_by_position(parameters: Sequence[Parameter], count: int) -> bool:
-    """Whether a function can be called with so many arguments and no names."""
-    positional = _positional(parameters)
-    unlimited = any(one.kind == one.VAR_POSITIONAL for one in parameters)
-    if any(_needed(one) for one in parameters if one.kind == one.KEYWORD_ONLY):
-        return False
-    return sum(map(_needed, positional)) <= count and (unlimited or count <= len(positional))
-
-
-def _positional(parameters: Sequence[Parameter]) -> list[Parameter]:
-    return [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
-
-
-def _needed(parameter: Parameter) -> bool:
-    """Whether a parameter needs an argument."""
-    variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    return not variadic and parameter.default is parameter.empty
+    free = [name for name in needed if name not in (*inputs, *outputs)]
+    unnamed = [name for name in outputs if name not in own]
+    renamed = dict(zip(unnamed, free, strict=False))
+    return tuple(renamed.get(name, name) for name in outputs) if len(free) == len(unnamed) else ()
 
 
 def _mismatch(

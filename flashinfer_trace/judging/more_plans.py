@@ -45,10 +45,10 @@ COPIES, KEYS_A_ROW = 2, 4
 def judged_cases(job: Job, seed: int, missing: Callable[[], int]) -> Iterator[Case]:
     """The cases of a judgment, with elements that nobody knows before; see `cases`."""
     numbers = random.Random(seed)
-    return cases(job, seed, missing, numbers, _further_plans(job, numbers))
+    return cases(job, seed, missing, numbers, _larger_plans(job, numbers))
 
 
-def _further_plans(job: Job, numbers: random.Random) -> list[Plan]:
+def _larger_plans(job: Job, numbers: random.Random) -> list[Plan]:
     """Attention of many requests, and of long ones; numbers of rows that plans of the family have not."""
     corner = next((plan for plan in reversed(job.corners) if "kv_lens" in plan), None)
     if corner is None:

@@ -3,21 +3,45 @@
 from __future__ import annotations
 
 import dataclasses
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.harness.case import device_of, poisoned_outputs
 from flashinfer_trace.harness.family import Outputs
+from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.judging.process import Answer
 from flashinfer_trace.judging.verdict import Failure
 from flashinfer_trace.sandbox.limits import printable
 from flashinfer_trace.sandbox.shared_memory import memory_of
 from flashinfer_trace.verdict.outputs import misfits, numbers_as_tensors
-from flashinfer_trace.verdict.tensors import torch_dtype
+from flashinfer_trace.verdict.tensors import as_integers, torch_dtype
 
-__all__ = ["outputs_of", "with_unwritten", "wrong_form"]
+__all__ = ["filled_outputs", "outputs_of", "with_unwritten", "wrong_form"]
+
+#: Shares of the elements of an output that hold a usual number before a call, in turn: see `filled_outputs`.
+USUAL = (0.0, 0.5, 1.0)
+#: Of usual integers: in the range of every dtype.
+LARGEST = 127
+
+
+def filled_outputs(definition: Definition, inputs: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
+    """What outputs hold before a call: all NaN (integers: their smallest), as `poisoned_outputs` has it, in one call of
+    three; in the others, some or all elements are numbers such as a kernel before it could have left there. A kernel
+    can tell none of them from memory that a program has used."""
+    filled = poisoned_outputs(definition, inputs, seed)
+    share = USUAL[seed % len(USUAL)]
+    draws = Draws(zlib.crc32(f"fill {seed}".encode()), device_of(inputs))
+    for value in filled.values():
+        if share and value.dtype != torch.bool:
+            floating = value.dtype.is_floating_point
+            usual = draws.normal(value.shape, value.dtype) if floating else draws.integers(value.shape, 0, LARGEST)
+            chosen = draws.uniform(value.shape) < share
+            as_integers(value).copy_(torch.where(chosen, as_integers(usual.to(value.dtype)), as_integers(value)))
+    return filled
 
 
 def outputs_of(definition: Definition, answer: Answer, device: torch.device) -> Outputs:

@@ -1,6 +1,6 @@
 """A submission's process as the judge sees it: it is given inputs, and what it leaves in shared memory is read.
 
-with Server() as server, SubmissionProcess.start(server, request, inputs, outputs, "cpu", Timeouts()) as process:
+with Server() as server, Launch(server, request, inputs, outputs, "cpu", RunLimits()).start() as process:
     answer = process.call(inputs, poisoned, seed=0)
 
 Its words are checked, and proven by nothing.
@@ -18,13 +18,13 @@ from typing import Any
 import torch
 
 from flashinfer_trace.judging.server import Idle, Server, has_room, library_of
-from flashinfer_trace.judging.submission import Timeouts
+from flashinfer_trace.judging.submission import RunLimits
 from flashinfer_trace.sandbox import protocol
 from flashinfer_trace.sandbox.limits import Failed, printable
 from flashinfer_trace.sandbox.process import ConfinedProcess
-from flashinfer_trace.sandbox.shared_memory import Arena, Filled
+from flashinfer_trace.sandbox.shared_memory import Filled, SharedMemory
 
-__all__ = ["Answer", "Failed", "SubmissionProcess", "Timed", "Timing"]
+__all__ = ["Answer", "Failed", "Launch", "SubmissionProcess", "Timed", "Timing"]
 
 #: Kinds of failures that a process may say a call has instead of having raised an error.
 OF_CALLS = ("outputs", "tampered")
@@ -92,67 +92,13 @@ class SubmissionProcess(ConfinedProcess):
     take time from other kernels.
     """
 
-    def __init__(self, server: Server, timeouts: Timeouts, forked: tuple[socket.socket, int] | None = None) -> None:
+    def __init__(self, server: Server, limits: RunLimits, forked: tuple[socket.socket, int] | None = None) -> None:
         super().__init__(server, forked)
-        self._kept_by, self._timeouts = server, timeouts
-        self._arena: Arena | None = None
+        self._kept_by, self._limits = server, limits
+        self._shared: SharedMemory | None = None
         self._calls = 0
         self._asked = False
         self._device, self._libraries = "", frozenset[str]()
-
-    @classmethod
-    def start(
-        cls,
-        server: Server,
-        request: Mapping[str, Any],
-        inputs: Sequence[str],
-        outputs: Sequence[str],
-        device: str,
-        timeouts: Timeouts,
-    ) -> SubmissionProcess:
-        """A process with a submission loaded; see `load`.
-
-        Raises:
-            Failed: it could not be loaded, or an earlier one ended the server.
-        """
-        process = cls.load(server, request, inputs, outputs, device, timeouts)
-        try:
-            process.loaded()
-        except BaseException:
-            process.close()
-            raise
-        return process
-
-    @classmethod
-    def load(
-        cls,
-        server: Server,
-        request: Mapping[str, Any],
-        inputs: Sequence[str],
-        outputs: Sequence[str],
-        device: str,
-        timeouts: Timeouts,
-    ) -> SubmissionProcess:
-        """A process that loads a submission meanwhile: `loaded` waits for it.
-
-        Args:
-            server: that it is forked from, or that has one that waits for a known kernel.
-            request: the submission, as `Submission.on_disk` describes it.
-            inputs, outputs: names, in the Definition's order.
-
-        Raises:
-            Failed: an earlier one ended the server.
-        """
-        names = {"inputs": list(inputs), "outputs": list(outputs)}
-        told = {"submission": dict(request), "device": device, **names}
-        library = library_of(request)
-        idle = server.take(library, device)
-        if idle is not None:
-            with contextlib.suppress(Failed):  # it ended while it waited
-                again = cls(server, timeouts, (idle.pipe, idle.pid))
-                again.ask(AWAKE, timeouts.call, "raised")
-                return again._loading(told, idle.libraries | {library})
-        return cls(server, timeouts)._loading(told, frozenset({library} - {""}))
 
     def __enter__(self) -> SubmissionProcess:
         return self
@@ -160,7 +106,7 @@ class SubmissionProcess(ConfinedProcess):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _loading(self, told: Mapping[str, Any], libraries: frozenset[str]) -> SubmissionProcess:
+    def loading(self, told: Mapping[str, Any], libraries: frozenset[str]) -> SubmissionProcess:
         """Tells the process what to load, and returns this object.
 
         Args:
@@ -172,7 +118,7 @@ class SubmissionProcess(ConfinedProcess):
         """
         self._device, self._libraries = str(told["device"]), libraries
         try:
-            self.tell(told, self._timeouts.load)
+            self.tell(told, self._limits.load)
         except BaseException:
             self.end()
             raise
@@ -183,7 +129,7 @@ class SubmissionProcess(ConfinedProcess):
         its device has room."""
         if self._libraries and not (self._ended or self._asked):
             with contextlib.suppress(Failed):
-                self.ask(REST, self._timeouts.call, "raised")
+                self.ask(REST, self._limits.call, "raised")
                 if has_room(self._device):
                     self._ended = True  # to this object, which no longer has it
                     self._kept_by.keep(Idle(self._pipe, self._pid, self._device, self._libraries))
@@ -192,9 +138,9 @@ class SubmissionProcess(ConfinedProcess):
     def end(self, *, reap: bool = False) -> int:
         """Ends the process, and what it started, and gives back the memory."""
         status = super().end(reap=reap)
-        if self._arena is not None:
-            self._arena.close()
-            self._arena = None
+        if self._shared is not None:
+            self._shared.close()
+            self._shared = None
         return status
 
     def call(self, inputs: Mapping[str, Any], poisoned: Mapping[str, torch.Tensor], seed: int) -> Answer:
@@ -209,7 +155,7 @@ class SubmissionProcess(ConfinedProcess):
             Failed: it raised, took too long, or its process ended.
         """
         filled, request = self._filled(inputs, poisoned, seed, 0)
-        seconds = self._timeouts.call if self._calls else self._timeouts.first_call
+        seconds = self._limits.call if self._calls else self._limits.first_call
         self._calls += 1
         answer = self.ask(request, seconds, "raised")
         self.stop()
@@ -229,11 +175,11 @@ class SubmissionProcess(ConfinedProcess):
         """
         filled, request = self._filled(inputs, poisoned, seed, timing.repeats)
         hidden = filled.hide()
-        self.ask({**request, "timing": asdict(timing)}, self._timeouts.first_call, "raised")
+        self.ask({**request, "timing": asdict(timing)}, self._limits.first_call, "raised")
         started = time.perf_counter()
-        self.ask({"go": True, **hidden}, self._timeouts.call * timing.repeats, "raised")
+        self.ask({"go": True, **hidden}, self._limits.call * timing.repeats, "raised")
         outside = time.perf_counter() - started
-        answer = self.ask({"collect": True}, self._timeouts.call, "raised")
+        answer = self.ask({"collect": True}, self._limits.call, "raised")
         self.stop()
         outputs = [filled.outputs(copy) for copy in range(timing.repeats)]
         changed, beside = filled.changed(), filled.outside()
@@ -247,11 +193,11 @@ class SubmissionProcess(ConfinedProcess):
         tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
         numbers = {name: value for name, value in inputs.items() if name not in tensors}
         filled = Filled(tensors, poisoned)
-        new_arena = self._room_for(filled.size + copies * (filled.size - filled.first))
-        assert self._arena is not None
-        filled.fill(self._arena.memory)
+        new_memory = self._room_for(filled.size + copies * (filled.size - filled.first))
+        assert self._shared is not None
+        filled.fill(self._shared.memory)
         slots = {name: slot.to_json() for name, slot in filled.slots.items()}
-        return filled, {"size": filled.size, "slots": slots, "numbers": numbers, "seed": seed, **new_arena}
+        return filled, {"size": filled.size, "slots": slots, "numbers": numbers, "seed": seed, **new_memory}
 
     def loaded(self) -> None:
         """Waits until the submission is loaded.
@@ -279,9 +225,9 @@ class SubmissionProcess(ConfinedProcess):
         self.begin_request(seconds)
         self._asked = True
         descriptors = []
-        if "arena" in request:
-            assert self._arena is not None
-            descriptors = [self._arena.descriptor]
+        if "memory" in request:
+            assert self._shared is not None
+            descriptors = [self._shared.descriptor]
         self.send([protocol.pack_header(request)], descriptors)
 
     def answer(self, kind: str) -> dict[str, Any]:
@@ -299,12 +245,64 @@ class SubmissionProcess(ConfinedProcess):
 
     def _room_for(self, size: int) -> dict[str, int]:
         """Sees to it that the memory is large enough; what a request says of new memory."""
-        if self._arena is not None and self._arena.size >= size:
+        if self._shared is not None and self._shared.size >= size:
             return {}
-        if self._arena is not None:
-            self._arena.close()
-        self._arena = Arena(2 * size)
-        return {"arena": self._arena.size}
+        if self._shared is not None:
+            self._shared.close()
+        self._shared = SharedMemory(2 * size)
+        return {"memory": self._shared.size}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a submission is started: as often as somebody asks, each time in a process of its own.
+
+    Attributes:
+        server: that it is forked from, or that has one that waits for a known kernel.
+        request: the submission, as `Submission.on_disk` describes it.
+        inputs, outputs: names, in the Definition's order.
+        device: ``cpu``, ``cuda`` or ``cuda:N``.
+        limits: what it may take.
+    """
+
+    server: Server
+    request: Mapping[str, Any]
+    inputs: Sequence[str]
+    outputs: Sequence[str]
+    device: str
+    limits: RunLimits
+
+    def start(self) -> SubmissionProcess:
+        """A process with the submission loaded.
+
+        Raises:
+            Failed: it could not be loaded, or an earlier one ended the server.
+        """
+        process = self.begin()
+        try:
+            process.loaded()
+        except BaseException:
+            process.close()
+            raise
+        return process
+
+    def begin(self) -> SubmissionProcess:
+        """A process that loads the submission meanwhile: `SubmissionProcess.loaded` waits for it.
+
+        Raises:
+            Failed: an earlier one ended the server.
+        """
+        names = {"inputs": list(self.inputs), "outputs": list(self.outputs)}
+        limits = {"memory_bytes": self.limits.memory_bytes}
+        told = {"submission": dict(self.request), "device": self.device, **names, **limits}
+        library = library_of(self.request)
+        idle = self.server.take(library, self.device)
+        if idle is not None:
+            with contextlib.suppress(Failed):  # it ended while it waited
+                again = SubmissionProcess(self.server, self.limits, (idle.pipe, idle.pid))
+                again.ask(AWAKE, self.limits.call, "raised")
+                return again.loading(told, idle.libraries | {library})
+        return SubmissionProcess(self.server, self.limits).loading(told, frozenset({library} - {""}))
 
 
 def returned_of(answer: Mapping[str, Any]) -> dict[str, Any]:

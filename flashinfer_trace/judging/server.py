@@ -92,7 +92,7 @@ class Server(ForkServer):
 
     @property
     def keeps_apart(self) -> bool:
-        """Whether the system keeps its processes from the memory of this one (see `landlock.enter_domain`)."""
+        """Whether the system keeps its processes from the memory of this one (see `confine.enter_landlock_domain`)."""
         return bool(self.greeting)
 
     def __enter__(self) -> Server:

@@ -14,10 +14,11 @@ from flashinfer_trace.format.json_source import JsonSourceError, load_object
 from flashinfer_trace.sandbox.limits import printable
 
 __all__ = [
+    "MEMORY",
     "TIMEOUTS",
+    "RunLimits",
     "Submission",
     "SubmissionError",
-    "Timeouts",
     "from_callable",
     "from_path",
     "known",
@@ -28,6 +29,9 @@ LANGUAGES = ("python", "triton")
 
 #: Least and most seconds of `flashinfer-trace check --timeout`.
 TIMEOUTS = (0.1, 86400.0)
+
+#: Least and most GiB of its --memory; torch and Python need some.
+MEMORY, GIBIBYTE = (0.1, 65536.0), 1 << 30
 
 #: Longest path of a source.
 MAX_PATH = 200
@@ -42,18 +46,39 @@ class SubmissionError(ValueError):
 
 
 @dataclass(frozen=True)
-class Timeouts:
-    """How long a submission may take, in seconds: to be loaded, for its first call, which compiles, and for others."""
+class RunLimits:
+    """What a submission may take.
+
+    Attributes:
+        load, first_call, call: seconds to be loaded, for its first call, which compiles, and for others.
+        memory_bytes: of memory beyond what its process has before it is loaded, inputs and outputs included: address
+            space on a CPU, and what torch allocates on a GPU. None for no limit.
+    """
 
     load: float = 120.0
     first_call: float = 300.0
     call: float = 60.0
+    memory_bytes: int | None = None
 
     @classmethod
-    def of(cls, seconds: float) -> Timeouts:
-        """What `flashinfer-trace check --timeout` says: libraries for CUDA take seconds to import, however fast calls
-        are."""
-        return cls(max(seconds, LEAST_LOAD), seconds, seconds)
+    def of(cls, seconds: float | None = None, gibibytes: float | None = None) -> RunLimits:
+        """What `flashinfer-trace check --timeout --memory` says: libraries for CUDA take seconds to import, however
+        fast calls are."""
+        memory = None if gibibytes is None else int(gibibytes * GIBIBYTE)
+        if seconds is None:
+            return cls(memory_bytes=memory)
+        return cls(max(seconds, LEAST_LOAD), seconds, seconds, memory)
+
+    @property
+    def given(self) -> dict[str, float] | None:
+        """The arguments of `of` that give these limits, by name; None if there are none, or beyond the command's."""
+        seconds = None if self == RunLimits(memory_bytes=self.memory_bytes) else self.call
+        gibibytes = None if self.memory_bytes is None else self.memory_bytes / GIBIBYTE
+        found = {"timeout": (seconds, TIMEOUTS), "memory": (gibibytes, MEMORY)}
+        given = {name: value for name, (value, _) in found.items() if value is not None}
+        if RunLimits.of(seconds, gibibytes) != self:
+            return None
+        return given if all(found[name][1][0] <= one <= found[name][1][1] for name, one in given.items()) else None
 
 
 @dataclass(frozen=True)

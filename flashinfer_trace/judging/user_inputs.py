@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    *("LARGEST_SEED", "LARGEST_SIZE", "check_visible", "checked_axes", "device_name", "explained", "requested_inputs"),
-    "whole_number",
+    *("LARGEST_SEED", "LARGEST_SIZE", "checked_axes", "device_name", "explained", "out_of_memory"),
+    *("requested_inputs", "whole_number", "wrong_device"),
 ]
 
 #: The largest value of a variable axis: kernels count in int32.
@@ -25,7 +25,7 @@ LARGEST_SIZE = 2**31 - 1
 #: The largest seed: generators of torch take one of 64 bits with a sign.
 LARGEST_SEED = 2**63 - 1
 #: What torch and Python say if there is no memory.
-_NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "MemoryError")
+_NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 
 
 def requested_inputs(
@@ -74,44 +74,44 @@ def explained(definition: Definition, axes: Mapping[str, int]) -> Iterator[None]
         if "CUDA error" in why:
             raise
         at = f"with axes {dict(axes)}" if axes else "at the sizes that its family chooses"
-        fix = "give smaller sizes" if any(sign in why for sign in _NO_MEMORY) else "give other values of axes"
+        fix = "give smaller sizes" if out_of_memory(error) else "give other values of axes"
         raise InputError(f"{definition.name}: no inputs can be made {at} ({why}); {fix}") from error
 
 
-def check_visible(device: str | torch.device) -> None:
-    """Checks that tensors can be made on a device.
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that this process, or its GPU, has no memory left."""
+    return isinstance(error, MemoryError) or any(sign in str(error) for sign in _NO_MEMORY)
+
+
+def wrong_device(device: str | torch.device, elsewhere: bool = False) -> str:
+    """Why tensors cannot be made on a device; empty if they can. `elsewhere`, any GPU will do."""
+    import torch
+
+    try:
+        parsed = torch.device(device)
+    except RuntimeError:
+        return "there is no such device; give cpu, cuda or cuda:N"
+    if parsed.type not in ("cpu", "cuda"):
+        return "it runs on cpu, cuda or cuda:N"
+    count = torch.cuda.device_count() if parsed.type == "cuda" and torch.cuda.is_available() else 0
+    if elsewhere or parsed.type == "cpu" or (parsed.index or 0) < count:
+        return ""
+    seen = f"only {count} CUDA devices, counted from 0," if count else "no CUDA device"
+    return f"torch sees {seen} here; use cpu, or another machine"
+
+
+def device_name(device: str | torch.device) -> str:
+    """A device as torch names it: ``cpu``, ``cuda`` or ``cuda:N``. Every index of a CPU is the CPU.
 
     Raises:
         InputError: torch knows no such device, does not see it here, or it is neither a CPU nor a CUDA device.
     """
     import torch
 
-    try:
-        parsed = torch.device(device)
-    except RuntimeError as error:
-        raise InputError(f"device {device!r}: there is no such device; give cpu, cuda or cuda:N") from error
-    if parsed.type == "cpu":
-        return
-    if parsed.type != "cuda":
-        raise InputError(f"device {str(device)!r}: inputs are made on cpu, cuda or cuda:N")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if (parsed.index or 0) >= count:
-        seen = f"only {count} CUDA devices, counted from 0" if count else "no CUDA device"
-        raise InputError(f"device {str(device)!r}: torch sees {seen} here; use device='cpu', or another machine")
-
-
-def device_name(device: str | torch.device) -> str:
-    """A device that kernels are judged on: ``cpu``, ``cuda`` or ``cuda:N``. Every index of a CPU is the CPU.
-
-    Raises:
-        InputError: torch knows no such device, does not see it here, or the judge does not run on it.
-    """
-    import torch
-
     name = str(device)
-    check_visible(name)
-    parsed = torch.device(name)
-    return "cpu" if parsed.type == "cpu" else str(parsed)
+    if why := wrong_device(name):
+        raise InputError(f"device {name!r}: {why}")
+    return "cpu" if torch.device(name).type == "cpu" else str(torch.device(name))
 
 
 def whole_number(name: str, value: Any, least: int, most: int | None = None) -> int:

@@ -33,6 +33,11 @@ _VACUOUS = "no case could have failed: every output was empty, or zeros would ha
 _NO_MEMORY = re.compile(
     r"\w+Error: (CUDA out of memory|(CUDA error|Triton Error \[CUDA\]): (out of memory|CUBLAS_STATUS_ALLOC_FAILED))"
 )
+#: What torch and Triton say of code for a GPU where there is none, or of tensors on a CPU.
+_FOR_A_GPU = re.compile(
+    r"\w+Error: (Torch not compiled with CUDA|Found no NVIDIA driver|No CUDA GPUs are available|0 active drivers"
+    r"|.*no CUDA-capable device is detected|.*cannot be accessed from Triton|No module named 'triton)"
+)
 
 
 @dataclass(frozen=True)
@@ -80,10 +85,20 @@ class Failure:
         return self.kind == "raised" and "CUDA error" not in self.message
 
     @property
-    def unjudged(self) -> bool:
-        """Whether it says nothing of what the kernel computes."""
-        missing = self.kind == "raised" and bool(_MISSING.match(self.message))
-        return self.kind == "not-loaded" or missing or self.out_of_memory
+    def needs_gpu(self) -> bool:
+        """Whether it is what code for a GPU raises without one."""
+        return self.kind in ("not-loaded", "raised") and bool(_FOR_A_GPU.match(self.message))
+
+    @property
+    def excuse(self) -> str:
+        """Why it says nothing of what the kernel computes, as `Verdict.code` has it; empty if it does."""
+        if self.needs_gpu:
+            return "needs-cuda"
+        if self.out_of_memory:
+            return "no-gpu-memory"
+        if self.missing or (self.kind == "raised" and _MISSING.match(self.message)):
+            return "missing-package"
+        return "not-loaded" if self.kind == "not-loaded" else ""
 
     @property
     def of_sizes(self) -> bool:
@@ -92,6 +107,8 @@ class Failure:
 
     def advice(self) -> str:
         """What to do about a failure that the machine caused; empty for others."""
+        if self.needs_gpu:
+            return "needs --device cuda: it is a kernel for a GPU"
         if self.missing:
             return f"the package {self.missing} is not installed here: install it, then judge the kernel again"
         if self.out_of_memory:
@@ -129,8 +146,10 @@ class Verdict:
         beyond: how it refused them.
         right_on: the inputs, of those that known kernels take, on which a submission is right that is wrong elsewhere.
         failure: why it is wrong, or why it was not judged.
+        code: a word for that: the kind of failure; or, of one that was not judged, ``not-loaded``, ``missing-package``,
+            ``no-gpu-memory``, ``needs-cuda``, ``other-sizes``, or how its process ended before the first call.
         calls: how often the submission was called.
-        cases, vacuous: calls that count, and those that could not fail; of a right submission.
+        cases, vacuous: right calls that count, and those that could not fail; before the failure, if there is one.
         corners: how many of the cases the family names.
         repeated: how many of them had the shapes and addresses of the case before, with other elements.
         largest: the largest value of each variable axis over the cases that count: of larger ones nothing is known.
@@ -151,6 +170,7 @@ class Verdict:
     beyond: Failure | None = None
     right_on: str = ""
     failure: Failure | None = None
+    code: str = ""
     calls: int = 0
     cases: int = 0
     vacuous: int = 0
@@ -170,8 +190,9 @@ class Verdict:
 
     @property
     def unjudged(self) -> bool:
-        """Whether the failure says nothing of what the kernel computes."""
-        return self.failure is not None and (self.failure.unjudged or not self.calls)
+        """Whether the failure says nothing of what the kernel computes. After calls that were right it does: an error
+        that the machine might have caused would be an easy way out of the inputs on which a kernel is wrong."""
+        return self.failure is not None and (not self.calls or (not self.cases and bool(self.failure.excuse)))
 
     def to_dict(self) -> dict[str, Any]:
         """The verdict as JSON."""
@@ -182,7 +203,8 @@ class Verdict:
         return "\n".join([f"{self._head()}{self._extent()}", *self._worst(), f"  repeat: {self.replay}"])
 
     def _head(self) -> str:
-        return f"{self.submission} for {self.definition} on {self.device}: {self.grade}"
+        needed = ": needs --device cuda" if self.code == "needs-cuda" else ""
+        return f"{self.submission} for {self.definition} on {self.device}: {self.grade}{needed}"
 
     def _extent(self) -> str:
         """On what the verdict rests."""

@@ -11,16 +11,27 @@ from collections.abc import Mapping
 
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.kernels import flashinfer, others, private, sgl_kernel, sglang
-from flashinfer_trace.kernels.table import Entry, KernelFacts, facts_of
+from flashinfer_trace.kernels.table import Entry, KernelFacts, Place, facts_of
 
-__all__ = ["TABLE", "family_kernels", "in_table", "kernels_of", "launched_by", "named_kernels"]
+__all__ = [
+    "TABLE",
+    "current_label",
+    "distributions",
+    "family_kernels",
+    "in_table",
+    "kernels_of",
+    "launched_by",
+    "library_of",
+    "named_kernels",
+    "paths_of",
+]
 
 #: Every entry, sorted by library.
 TABLE: tuple[Entry, ...] = (*flashinfer.KERNELS, *sgl_kernel.KERNELS, *sglang.KERNELS, *others.KERNELS)
 
 
 def in_table(family: str) -> Mapping[str, KernelFacts]:
-    """The kernels of a family by label, those that are only named among them; none of an unknown family."""
+    """The kernels of a family by label; none of an unknown family."""
     return _by_family().get(family, {})
 
 
@@ -30,8 +41,7 @@ def family_kernels(family: str) -> dict[str, KernelFacts]:
     Raises:
         PrivateKernelsError: another package's kernels cannot be loaded.
     """
-    own = {label: one for label, one in in_table(family).items() if not one.named_only}
-    return {**own, **{one.label: one for one in private.facts_of_family(family)}}
+    return {**in_table(family), **{one.label: one for one in private.facts_of_family(family)}}
 
 
 def kernels_of(family: str, definition: Definition) -> dict[str, KernelFacts]:
@@ -48,6 +58,62 @@ def named_kernels(family: str, definition: Definition) -> frozenset[str]:
     return frozenset(
         tag for one in in_table(family).values() if one.unsupported(definition) is None for tag in one.tags
     )
+
+
+def current_label(label: str) -> str:
+    """The label of a kernel today, of one that an earlier release had elsewhere; any other is as it is given.
+
+    Args:
+        label: a path, or a path and a variant in brackets.
+    """
+    path, bracket, rest = label.partition("[")
+    return f"{_current_paths().get(path, path)}{bracket}{rest}"
+
+
+def paths_of(path: str) -> tuple[str, ...]:
+    """Where any release has the kernel that today's has at this path."""
+    return _places().get(path, (path,))
+
+
+def library_of(path: str, versions: Mapping[str, str]) -> str | None:
+    """The distribution that has a kernel of the table where these are installed; None if that is not known.
+
+    Args:
+        path: the kernel's, as today's release has it.
+        versions: of what is installed, by distribution.
+    """
+    for place in _entries().get(path, ()):
+        if (version := versions.get(place.distribution)) is not None and place.has(version):
+            return place.distribution
+    return None
+
+
+@functools.cache
+def distributions() -> tuple[str, ...]:
+    """Every distribution that has kernels of the table or further ones, or had some, sorted.
+
+    Raises:
+        PrivateKernelsError: another package's kernels cannot be loaded.
+    """
+    known = [place for entry in TABLE for place in entry.places]
+    known += [place for facts in private.every_fact() for place in facts.places]
+    return tuple(sorted({place.distribution for place in known}))
+
+
+@functools.cache
+def _entries() -> Mapping[str, tuple[Place, ...]]:
+    return {entry.path: entry.places for entry in TABLE}
+
+
+@functools.cache
+def _places() -> Mapping[str, tuple[str, ...]]:
+    return {one.path: tuple(dict.fromkeys(place.path for place in one.places)) for one in TABLE}
+
+
+@functools.cache
+def _current_paths() -> Mapping[str, str]:
+    """Where earlier releases had a kernel -> where today's has it."""
+    return {place.path: entry.path for entry in TABLE for place in entry.places[1:] if place.path != entry.path}
 
 
 @functools.cache

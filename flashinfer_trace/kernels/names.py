@@ -3,36 +3,26 @@
 A tag ``fi_api:``, ``sgl_api:`` or ``triton_api:`` names a kernel of the table that ran for the Definition, on whatever
 GPU: its evidence has a run of it that fits. Every other kernel that the table has for the Definition is ``called_as:``.
 
-``schema/kernel_paths.json`` lists what the pinned packages export. Nothing here imports torch.
+Nothing here imports torch.
 """
 
 from __future__ import annotations
 
 import difflib
-import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from flashinfer_trace.format.definition import Definition
-from flashinfer_trace.format.json_source import JsonSourceError, load_object
-from flashinfer_trace.format.json_values import strings
-from flashinfer_trace.format.roots import shared
 from flashinfer_trace.kernels.table import KernelFacts
 
 __all__ = [
     "CALLED",
     "KINDS",
     "RUN",
-    "KernelPaths",
-    "KernelPathsError",
-    "kernel_paths_path",
     "kernels_named",
     "key_of",
     "key_of_traced",
-    "load_kernel_paths",
     "namespace_of",
     "no_kernel_named",
 ]
@@ -40,7 +30,7 @@ __all__ = [
 #: Namespace of a kernel that runs -> how the paths begin for which `flashinfer-trace sync` chooses it.
 RUN = {
     "fi_api": ("flashinfer.",),
-    "sgl_api": ("sgl_kernel.", "sglang.jit_kernel."),
+    "sgl_api": ("sgl_kernel.", "sglang.kernels.", "sglang.jit_kernel."),
     "triton_api": ("sglang.srt.", "triton_kernels."),
 }
 #: Namespace of a kernel that nobody ran for the Definition.
@@ -50,6 +40,7 @@ KINDS = (*RUN, CALLED)
 SOURCES = {
     "torch.ops.sgl_kernel.": "sgl-kernel",
     "sgl_kernel.": "sgl-kernel",
+    "flash_mla.": "sgl-kernel",
     "sglang.jit_kernel.": "jit",
     "sglang.": "triton",
     "flashinfer.": "flashinfer",
@@ -66,56 +57,6 @@ class HasFacts(Protocol):
 
 
 AnyKernel = TypeVar("AnyKernel", bound=HasFacts)
-
-
-class KernelPathsError(ValueError):
-    """schema/kernel_paths.json is missing or malformed. The message says why."""
-
-
-@dataclass(frozen=True)
-class KernelPaths:
-    """What exists in the pinned packages.
-
-    Attributes:
-        versions: package -> distribution and version.
-        paths: dotted paths of functions and classes.
-        ops: ``torch.ops`` path of an op -> the exported functions that call it.
-    """
-
-    versions: Mapping[str, str]
-    paths: frozenset[str]
-    ops: Mapping[str, tuple[str, ...]]
-
-
-def kernel_paths_path(root: Path) -> Path:
-    """Where the paths of a dataset lie."""
-    return shared(root, "schema", "kernel_paths.json")
-
-
-def load_kernel_paths(root: Path) -> KernelPaths:
-    """Reads ``schema/kernel_paths.json`` under a dataset root (cached until the file changes).
-
-    Raises:
-        KernelPathsError: it is missing, not JSON, or malformed.
-    """
-    path = kernel_paths_path(Path(root))
-    try:
-        return _load(path, path.stat().st_mtime_ns)
-    except OSError as error:
-        raise KernelPathsError(f"{path}: cannot be read ({error.strerror}); restore it from version control") from None
-
-
-@functools.lru_cache(maxsize=8)
-def _load(path: Path, _modified: int) -> KernelPaths:
-    try:
-        data = load_object(path)
-        return KernelPaths(
-            versions={name: f"{one['distribution']} {one['version']}" for name, one in data["packages"].items()},
-            paths=frozenset(f"{module}.{name}" for module, names in data["modules"].items() for name in strings(names)),
-            ops={op: strings(functions) for op, functions in data["ops"].items()},
-        )
-    except (JsonSourceError, KeyError, TypeError, AttributeError) as error:
-        raise KernelPathsError(f"{path}: malformed ({error!r}); see schema/kernel_paths.schema.json") from None
 
 
 def namespace_of(path: str) -> str:

@@ -1,4 +1,4 @@
-"""Kernels of PyTorch, DeepGEMM and triton_kernels."""
+"""Kernels of PyTorch, DeepGEMM, FlashAttention 4, FlashMLA and triton_kernels."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from flashinfer_trace.kernels.needs import (
     tie_order,
     vocabulary,
 )
+from flashinfer_trace.kernels.sgl_kernel import FA3_RAGGED
 from flashinfer_trace.kernels.table import AMPERE, FROM_HOPPER, HOPPER, Entry, kernel, use
 
 __all__ = ["KERNELS"]
@@ -31,7 +32,36 @@ KERNELS: tuple[Entry, ...] = (
     kernel(
         "deep_gemm.fp8_mqa_logits", use("fp8_mqa_logits", on=HOPPER, needs=exactly(num_heads=64, head_dim=128)), tags=()
     ),
+    kernel(
+        "deep_gemm.fp8_paged_mqa_logits",
+        use("fp8_mqa_logits", variant="pages of 64", on=HOPPER, needs=exactly(num_heads=64, head_dim=128)),
+        tags=(),
+    ),
     kernel("deep_gemm.m_grouped_fp8_gemm_nt_contiguous", use("moe_fp8_block_scale_grouped_gemm", on=HOPPER), tags=()),
+    kernel("flash_attn.cute.flash_attn_varlen_func", use(*FA3_RAGGED, on=HOPPER), tags=()),
+    kernel(
+        "flash_mla.flash_mla_sparse_fwd",
+        use("dsa_sparse_attention", on=HOPPER, needs=(exactly(head_dim_ckv=512, head_dim_kpe=64), multiples(topk=128))),
+        was="sgl_kernel.flash_mla.flash_mla_sparse_fwd",
+        tags=("sgl_kernel.flash_mla.flash_mla_sparse_fwd",),
+    ),
+    kernel(
+        "flash_mla.flash_mla_with_kvcache",
+        use(
+            "dsa_sparse_attention_fp8_cache",
+            variant="sparse, fp8 cache, with get_mla_metadata",
+            on=HOPPER,
+            needs=(exactly(head_dim_ckv=512, head_dim_kpe=64, num_groups=4, page_size=64), multiples(topk=128)),
+        ),
+        use(
+            "mla_paged_decode",
+            variant="with get_mla_metadata",
+            on=HOPPER,
+            needs=(exactly(head_dim_ckv=512, head_dim_kpe=64), exactly(page_size=64)),
+        ),
+        was="sgl_kernel.flash_mla.flash_mla_with_kvcache",
+        tags=("sgl_kernel.flash_mla.flash_mla_with_kvcache",),
+    ),
     kernel("torch.bmm", use("bmm_bf16", variant="cuBLAS"), tags=()),
     kernel("torch.matmul", use("gemm", variant="cuBLAS, float32 sums"), use("gemm_bf16", variant="cuBLAS"), tags=()),
     kernel("torch.mm", use("gemm_float32_out", variant="out_dtype=float32"), tags=()),
@@ -42,7 +72,7 @@ KERNELS: tuple[Entry, ...] = (
             variant=f"pipeline with sgl_kernel: moe_fused_gate, {_BETWEEN}",
             on=HOPPER,
             needs=fused_gate,
-            tags=("sgl_kernel.moe_fused_gate",),
+            tags=("sglang.kernels.ops.moe.moe_fused_gate.moe_fused_gate",),
         ),
         use(
             "moe_bf16_softmax_routing",
@@ -56,7 +86,7 @@ KERNELS: tuple[Entry, ...] = (
     kernel("torch.nn.functional.linear", use("gemm_bf16_bias", "gemm_float32", variant="cuBLAS"), tags=()),
     kernel("torch.softmax", use("softmax_temperature", needs=vocabulary()), tags=()),
     kernel(
-        "triton_kernels.matmul_ogs.matmul_ogs",
+        "triton_kernels.matmul.matmul",
         use(
             "moe_bf16_gather_gemm",
             "moe_bf16_gather_gemm_swiglu",
@@ -73,6 +103,11 @@ KERNELS: tuple[Entry, ...] = (
             "matmul_ogs_swiglu_dflt._matmul_ogs",
             "matmul_ogs_dflt_dflt._reduce_grouped",
         ),
+        was="triton_kernels.matmul_ogs.matmul_ogs",
     ),
-    kernel("triton_kernels.routing.routing", use("moe_topk_softmax_sorted", on=AMPERE, needs=powers_of_two("top_k"))),
+    kernel(
+        "triton_kernels.topk.topk",
+        use("moe_topk_softmax_sorted", on=AMPERE, needs=powers_of_two("top_k")),
+        was="triton_kernels.routing.routing",
+    ),
 )

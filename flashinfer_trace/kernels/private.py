@@ -16,7 +16,7 @@ from typing import Any
 
 from flashinfer_trace.kernels.table import KernelFacts
 
-__all__ = ["PrivateKernelsError", "facts_of_family", "families", "kernels"]
+__all__ = ["PrivateKernelsError", "every_fact", "facts_of_family", "families", "kernels"]
 
 
 class PrivateKernelsError(ValueError):
@@ -68,6 +68,16 @@ def facts_of_family(family: str) -> tuple[KernelFacts, ...]:
     if lacking := [f"{where}: the kernel {one.path}" for where, one in own if one.facts is None]:
         raise PrivateKernelsError(f"{lacking[0]} has no facts; make it with flashinfer_trace.harness.family")
     return tuple(one.facts for _, one in own)
+
+
+def every_fact() -> tuple[KernelFacts, ...]:
+    """What is known of all kernels of other packages.
+
+    Raises:
+        PrivateKernelsError: see `facts_of_family`.
+    """
+    names = {record.name for _, record in families()} | {name for _, name, _ in kernels()}
+    return tuple(facts for name in sorted(names) for facts in facts_of_family(name))
 
 
 def _loaded(group: str) -> Iterable[tuple[str, Any]]:

@@ -35,24 +35,31 @@ __all__ = ["KERNELS"]
 #: The other kernels of a pipeline of experts, after the one that chooses them.
 _BETWEEN = "prepare_moe_input, shuffle_rows, silu_and_mul, group_quant, shuffle_mul_sum"
 
-#: Families of which FlashAttention 3 computes everything but has never run here.
+#: The ops that the two names of the group quantizer call.
+_GROUP_QUANT = (
+    "torch.ops.sgl_kernel.sgl_per_token_group_quant_8bit_v2",
+    "torch.ops.sgl_kernel.sgl_per_token_group_quant_8bit",
+)
+#: Families that FlashAttention 3 computes.
 FA3_RAGGED = (
     *(f"gqa_ragged_prefill_causal{name}" for name in ("", "_softcap", "_softcap_window", "_window")),
     "mla_ragged_prefill_causal",
 )
 FA3_PAGED = (
-    *("gqa_paged_decode", "gqa_paged_prefill_causal", "gqa_paged_prefill_causal_ps1"),
+    *("gqa_paged_decode", "gqa_paged_decode_ps1", "gqa_paged_prefill_causal", "gqa_paged_prefill_causal_ps1"),
     *(
         f"gqa_paged_{stage}_{name}"
         for stage in ("decode", "prefill_causal")
         for name in ("sinks", "sinks_window", "softcap", "softcap_window", "window")
     ),
 )
+FA3_EXTEND = tuple(
+    f"gqa_extend_causal{name}" for name in ("", "_sinks", "_sinks_window", "_softcap", "_softcap_window", "_window")
+)
+FA3_LATENT = tuple(f"mla_paged_{stage}{pages}" for stage in ("decode", "prefill_causal") for pages in ("", "_ps1"))
 
 KERNELS: tuple[Entry, ...] = (
     kernel("sgl_kernel.apply_shuffle_mul_sum", use("moe_apply_shuffle_mul_sum")),
-    kernel("sgl_kernel.bmm_fp8", use("bmm_fp8", on=ADA, needs=multiples(n=16, k=16))),
-    kernel("sgl_kernel.build_tree_kernel_efficient", use("build_tree_kernel_efficient")),
     kernel(
         "sgl_kernel.concat_mla_absorb_q", use("concat_mla_absorb_q", needs=exactly(head_dim_ckv=512, head_dim_kpe=64))
     ),
@@ -62,6 +69,7 @@ KERNELS: tuple[Entry, ...] = (
     kernel(
         "sgl_kernel.cutlass_mla_decode",
         use("mla_paged_decode_page_table", on=B200, needs=(exactly(head_dim_ckv=512, head_dim_kpe=64), cutlass_pages)),
+        dropped=True,
     ),
     kernel(
         "sgl_kernel.cutlass_scaled_fp4_mm",
@@ -70,11 +78,11 @@ KERNELS: tuple[Entry, ...] = (
         places=(Place("sgl_kernel.cutlass_scaled_fp4_mm", "sgl-kernel"),),
     ),
     kernel("sgl_kernel.cutlass_w4a8_moe_mm", use("moe_w4a8_grouped_gemm", on=HOPPER)),
-    kernel("sgl_kernel.dsv3_fused_a_gemm", use("gemm_bf16", on=FROM_HOPPER, needs=exactly(n=2112, k=7168))),
     kernel(
         "sgl_kernel.dsv3_router_gemm",
         use("gemm_bf16", on=FROM_HOPPER, needs=(exactly(k=7168), one_of("n", 256, 384))),
         use("gemm_float32_out", variant="float32", on=FROM_HOPPER, needs=(exactly(k=7168), one_of("n", 256, 384))),
+        dropped=True,
     ),
     kernel("sgl_kernel.es_fp8_blockwise_scaled_grouped_mm", use("moe_fp8_block_scale_grouped_gemm", on=HOPPER)),
     kernel("sgl_kernel.fast_topk", use("fast_topk")),
@@ -87,31 +95,16 @@ KERNELS: tuple[Entry, ...] = (
         "sgl_kernel.fast_topk_transform_ragged_fused",
         use("fast_topk_transform_ragged_fused", on=FROM_HOPPER, needs=exactly(top_k=2048)),
     ),
-    kernel("sgl_kernel.fast_topk_v2", use("fast_topk_v2", on=FROM_HOPPER, needs=exactly(top_k=2048))),
-    kernel("sgl_kernel.flash_attn.flash_attn_varlen_func", use(*FA3_RAGGED, on=HOPPER, named_only=True)),
+    kernel(
+        "sgl_kernel.fast_topk_v2",
+        use("fast_topk_v2", on=FROM_HOPPER, needs=exactly(top_k=2048)),
+        launches=("torch.ops.sgl_kernel.fast_topk",),
+    ),
+    kernel("sgl_kernel.flash_attn.flash_attn_varlen_func", use(*FA3_RAGGED, on=HOPPER)),
     kernel(
         "sgl_kernel.flash_attn.flash_attn_with_kvcache",
-        use(*FA3_PAGED, on=HOPPER, named_only=True),
-        use("gqa_paged_decode_ps1", on=HOPPER, needs=exactly(head_dim=128), named_only=True),
-    ),
-    kernel(
-        "sgl_kernel.flash_mla.flash_mla_sparse_fwd",
-        use("dsa_sparse_attention", on=HOPPER, needs=(exactly(head_dim_ckv=512, head_dim_kpe=64), multiples(topk=128))),
-    ),
-    kernel(
-        "sgl_kernel.flash_mla.flash_mla_with_kvcache",
-        use(
-            "dsa_sparse_attention_fp8_cache",
-            variant="sparse, fp8 cache, with get_mla_metadata",
-            on=HOPPER,
-            needs=(exactly(head_dim_ckv=512, head_dim_kpe=64, num_groups=4, page_size=64), multiples(topk=128)),
-        ),
-        use(
-            "mla_paged_decode",
-            variant="with get_mla_metadata",
-            on=HOPPER,
-            needs=(exactly(head_dim_ckv=512, head_dim_kpe=64), exactly(page_size=64)),
-        ),
+        use(*FA3_PAGED, *FA3_EXTEND, "gqa_paged_decode_fp8_cache", on=HOPPER),
+        use(*FA3_LATENT, on=HOPPER, needs=exactly(head_dim_ckv=512, head_dim_kpe=64)),
     ),
     kernel(
         "sgl_kernel.fp8_blockwise_scaled_grouped_mm",
@@ -122,7 +115,7 @@ KERNELS: tuple[Entry, ...] = (
             needs=fused_gate,
             tags=(
                 "sgl_kernel.fp8_blockwise_scaled_grouped_mm",
-                "sgl_kernel.moe_fused_gate",
+                "sglang.kernels.ops.moe.moe_fused_gate.moe_fused_gate",
             ),
         ),
         use(
@@ -132,7 +125,7 @@ KERNELS: tuple[Entry, ...] = (
             needs=kimi_gate,
             tags=(
                 "sgl_kernel.fp8_blockwise_scaled_grouped_mm",
-                "sgl_kernel.kimi_k2_moe_fused_gate",
+                "sglang.kernels.ops.lora.moe.trtllm_lora_temp.kimi_k2_moe_fused_gate.kimi_k2_moe_fused_gate",
             ),
         ),
         use("moe_fp8_block_scale_grouped_gemm", on=HOPPER),
@@ -148,7 +141,9 @@ KERNELS: tuple[Entry, ...] = (
         ),
     ),
     kernel(
-        "sgl_kernel.fp8_blockwise_scaled_mm", use("fp8_blockwise_scaled_mm", on=FROM_HOPPER, needs=multiples(n=128))
+        "sgl_kernel.fp8_blockwise_scaled_mm",
+        use("fp8_blockwise_scaled_mm", on=FROM_HOPPER, needs=multiples(n=128)),
+        dropped=True,
     ),
     kernel("sgl_kernel.fp8_scaled_mm", use("fp8_scaled_mm", on=FROM_HOPPER, needs=multiples(k=16, n=8))),
     kernel(
@@ -166,18 +161,24 @@ KERNELS: tuple[Entry, ...] = (
     kernel("torch.ops.sgl_kernel.gemma_rmsnorm", use("gemma_rmsnorm")),
     kernel("sgl_kernel.get_cutlass_w4a8_moe_mm_data", use("moe_w4a8_problem_sizes", on=FROM_HOPPER)),
     kernel("sgl_kernel.int8_scaled_mm", use("int8_scaled_mm", needs=multiples(k=16, n=8))),
-    kernel("sgl_kernel.kimi_k2_moe_fused_gate", use("moe_topk_deepseek", needs=exactly(num_experts=384, n_group=1))),
     kernel("sgl_kernel.merge_state_v2", use("merge_state_base_e", on=AMPERE, needs=multiples(head_dim=8))),
     kernel("sgl_kernel.moe_align_block_size", use("moe_align_block_size")),
-    kernel("sgl_kernel.moe_fused_gate", use("moe_topk_deepseek", "moe_topk_deepseek_shared_experts", needs=fused_gate)),
+    kernel(
+        "sgl_kernel.moe_fused_gate",
+        use("moe_topk_deepseek", "moe_topk_deepseek_shared_experts", needs=fused_gate),
+        dropped=True,
+    ),
     kernel("sgl_kernel.moe_sum_reduce", use("moe_sum_reduce", needs=reduced_columns)),
     kernel("sgl_kernel.prepare_moe_input", use("moe_prepare_input", on=FROM_HOPPER)),
     kernel(
-        "sgl_kernel.qserve_w4a8_per_chn_gemm", use("qserve_w4a8_per_chn_gemm", on=AMPERE, needs=multiples(n=64, k=128))
+        "sgl_kernel.qserve_w4a8_per_chn_gemm",
+        use("qserve_w4a8_per_chn_gemm", on=AMPERE, needs=multiples(n=64, k=128)),
+        dropped=True,
     ),
     kernel(
         "sgl_kernel.qserve_w4a8_per_group_gemm",
         use("qserve_w4a8_per_group_gemm", on=AMPERE, needs=multiples(n=64, k=128)),
+        dropped=True,
     ),
     kernel("torch.ops.sgl_kernel.rmsnorm", use("rmsnorm", "rmsnorm_eps1e5")),
     kernel(
@@ -193,16 +194,19 @@ KERNELS: tuple[Entry, ...] = (
         use("per_token_group_quant_fp8", variant="column-major scales"),
         use("per_token_group_quant_fp8_ue8m0", variant="ue8m0", on=ADA),
         use("per_token_group_quant_int8"),
+        launches=("torch.ops.sgl_kernel.sgl_per_token_group_quant_8bit_v2",),
     ),
     kernel(
         "sgl_kernel.sgl_per_token_group_quant_fp8",
         use("per_token_group_quant_fp8"),
         use("per_token_group_quant_fp8", variant="v1"),
+        launches=_GROUP_QUANT,
     ),
     kernel(
         "sgl_kernel.sgl_per_token_group_quant_int8",
         use("per_token_group_quant_int8"),
         use("per_token_group_quant_int8", variant="v1"),
+        launches=_GROUP_QUANT,
     ),
     kernel("sgl_kernel.sgl_per_token_quant_fp8", use("per_token_quant_fp8", on=ADA)),
     kernel(
@@ -213,15 +217,15 @@ KERNELS: tuple[Entry, ...] = (
     kernel(
         "torch.ops.sgl_kernel.top_k_renorm_probs",
         use("top_k_renorm_probs", needs=vocabulary()),
+        launches=("sgl_kernel.top_k_renorm_prob",),
         tags=("sgl_kernel.top_k_renorm_prob",),
     ),
     kernel(
         "torch.ops.sgl_kernel.top_p_renorm_probs",
         use("top_p_renorm_probs", needs=vocabulary()),
+        launches=("sgl_kernel.top_p_renorm_prob",),
         tags=("sgl_kernel.top_p_renorm_prob",),
     ),
     kernel("sgl_kernel.topk_sigmoid", use("moe_topk_sigmoid", needs=unrepeated_expert)),
     kernel("sgl_kernel.topk_softmax", use("moe_topk_softmax", needs=tie_order)),
-    kernel("sgl_kernel.tree_speculative_sampling_target_only", use("tree_speculative_sampling_target_only")),
-    kernel("sgl_kernel.verify_tree_greedy", use("verify_tree_greedy")),
 )

@@ -12,84 +12,71 @@ from flashinfer_trace.kernels.needs import (
     recorded_vocabulary,
     tie_order,
 )
-from flashinfer_trace.kernels.table import ADA, AMPERE, BLACKWELL, FROM_BLACKWELL, HOPPER, TO_HOPPER, Entry, kernel, use
+from flashinfer_trace.kernels.table import (
+    ADA,
+    AMPERE,
+    BLACKWELL,
+    FROM_BLACKWELL,
+    FROM_HOPPER,
+    HOPPER,
+    TO_HOPPER,
+    Entry,
+    kernel,
+    use,
+)
 
 __all__ = ["KERNELS"]
 
 KERNELS: tuple[Entry, ...] = (
     kernel(
-        "sglang.jit_kernel.activation.gelu_and_mul",
-        use("gelu_and_mul", on=TO_HOPPER, needs=multiples(intermediate_size=8)),
-        launches=("sglang.jit_kernel.activation.run_activation",),
+        "sglang.jit_kernel.grouped_topk.grouped_topk",
+        use("moe_topk_deepseek", on=AMPERE, needs=expert_groups),
+        dropped=True,
     ),
-    kernel(
-        "sglang.jit_kernel.activation.gelu_tanh_and_mul",
-        use("gelu_tanh_and_mul", on=TO_HOPPER, needs=multiples(intermediate_size=8)),
-        launches=("sglang.jit_kernel.activation.run_activation",),
-    ),
-    kernel(
-        "sglang.jit_kernel.activation.silu_and_mul",
-        use("silu_and_mul", on=TO_HOPPER, needs=multiples(intermediate_size=8)),
-        launches=("sglang.jit_kernel.activation.run_activation",),
-    ),
-    kernel(
-        "sglang.jit_kernel.concat_mla.concat_mla_absorb_q",
-        use("concat_mla_absorb_q", needs=exactly(head_dim_ckv=512, head_dim_kpe=64)),
-    ),
-    kernel(
-        "sglang.jit_kernel.concat_mla.concat_mla_k",
-        use("concat_mla_k", needs=exactly(num_heads=128, head_dim_nope=128, head_dim_kpe=64)),
-    ),
-    kernel("sglang.jit_kernel.grouped_topk.grouped_topk", use("moe_topk_deepseek", on=AMPERE, needs=expert_groups)),
-    kernel("sglang.jit_kernel.hadamard.hadamard_transform", use("hadamard_transform")),
-    kernel("sglang.jit_kernel.kvcache.store_cache", use("store_cache", on=AMPERE)),
-    kernel(
-        "sglang.jit_kernel.norm.fused_inplace_qknorm",
-        use("fused_qknorm", "fused_qknorm_eps1e5", on=AMPERE, needs=one_of("head_dim", 64, 128, 256, 512, 1024)),
-        launches=("sglang.jit_kernel.norm.qknorm",),
-    ),
-    kernel("sglang.jit_kernel.nvfp4.cutlass_fp4_group_mm", use("moe_nvfp4_grouped_gemm", on=BLACKWELL)),
+    kernel("sglang.jit_kernel.nvfp4.cutlass_fp4_group_mm", use("moe_nvfp4_grouped_gemm", on=BLACKWELL), dropped=True),
     kernel(
         "sglang.jit_kernel.nvfp4.cutlass_scaled_fp4_mm",
         use("cutlass_scaled_fp4_mm", on=FROM_BLACKWELL, needs=multiples(n=32, k=32)),
+        dropped=True,
     ),
-    kernel("sglang.jit_kernel.nvfp4.scaled_fp4_experts_quant", use("moe_nvfp4_experts_quant", on=BLACKWELL)),
+    kernel(
+        "sglang.jit_kernel.nvfp4.scaled_fp4_experts_quant", use("moe_nvfp4_experts_quant", on=BLACKWELL), dropped=True
+    ),
     kernel(
         "sglang.jit_kernel.per_token_group_quant_8bit.per_token_group_quant_8bit",
         use("per_token_group_quant_fp8", on=ADA),
+        dropped=True,
     ),
     kernel(
-        "sglang.jit_kernel.rope.apply_rope_inplace_with_kvcache",
-        use("rope_with_cos_sin_cache_neox_style_store", on=AMPERE, needs=one_of("head_size", 64, 128, 256)),
-        launches=("sglang.jit_kernel.rope.run_rope_store",),
+        "sglang.kernels.ops.activation.activation.gelu_and_mul",
+        use("gelu_and_mul", on=TO_HOPPER, needs=multiples(intermediate_size=8)),
+        launches=("sglang.jit_kernel.activation.run_activation",),
+        was="sglang.jit_kernel.activation.gelu_and_mul",
     ),
     kernel(
-        "sglang.jit_kernel.rope.apply_rope_with_cos_sin_cache_inplace",
-        use(
-            "rope_with_cos_sin_cache_gptj_style",
-            "rope_with_cos_sin_cache_neox_style",
-            "rope_with_cos_sin_cache_neox_style_any_heads",
-            on=AMPERE,
-            needs=one_of("rotary_dim", 64, 128, 256),
-        ),
-        launches=("sglang.jit_kernel.rope.run_rope",),
+        "sglang.kernels.ops.activation.activation.gelu_tanh_and_mul",
+        use("gelu_tanh_and_mul", on=TO_HOPPER, needs=multiples(intermediate_size=8)),
+        launches=("sglang.jit_kernel.activation.run_activation",),
+        was="sglang.jit_kernel.activation.gelu_tanh_and_mul",
     ),
     kernel(
-        "sglang.srt.layers.attention.nsa.dequant_k_cache.dequantize_k_cache_paged",
-        use("dequantize_k_cache", on=ADA, needs=exactly(head_dim_ckv=512, head_dim_kpe=64, group_size=128)),
-        launches=("sglang.srt.layers.attention.nsa.dequant_k_cache._dequantize_k_cache_paged_kernel",),
+        "sglang.kernels.ops.activation.activation.silu_and_mul",
+        use("silu_and_mul", on=TO_HOPPER, needs=multiples(intermediate_size=8)),
+        launches=("sglang.jit_kernel.activation.run_activation",),
+        was="sglang.jit_kernel.activation.silu_and_mul",
     ),
     kernel(
-        "sglang.srt.layers.attention.nsa.quant_k_cache.quantize_k_cache",
-        use("quantize_k_cache", on=ADA, needs=exactly(head_dim_ckv=512, head_dim_kpe=64, group_size=128)),
+        "sglang.kernels.ops.attention.concat_mla.concat_mla_absorb_q",
+        use("concat_mla_absorb_q", needs=exactly(head_dim_ckv=512, head_dim_kpe=64)),
+        was="sglang.jit_kernel.concat_mla.concat_mla_absorb_q",
     ),
     kernel(
-        "sglang.srt.layers.attention.nsa.quant_k_cache.quantize_k_cache_separate",
-        use("quantize_k_cache", on=ADA, needs=exactly(head_dim_ckv=512, head_dim_kpe=64, group_size=128)),
-        launches=("sglang.srt.layers.attention.nsa.quant_k_cache._quantize_k_cache_fast_kernel",),
+        "sglang.kernels.ops.attention.concat_mla.concat_mla_k",
+        use("concat_mla_k", needs=exactly(num_heads=128, head_dim_nope=128, head_dim_kpe=64)),
+        was="sglang.jit_kernel.concat_mla.concat_mla_k",
     ),
     kernel(
-        "sglang.srt.layers.attention.triton_ops.decode_attention.decode_attention_fwd",
+        "sglang.kernels.ops.attention.decode_attention.decode_attention_fwd",
         use("gqa_paged_decode_fp8_cache", on=ADA, needs=grouped_heads),
         use(
             "gqa_paged_decode_ps1",
@@ -104,9 +91,16 @@ KERNELS: tuple[Entry, ...] = (
             "sglang.srt.layers.attention.triton_ops.decode_attention._fwd_grouped_kernel_stage1",
             "sglang.srt.layers.attention.triton_ops.decode_attention._fwd_kernel_stage2",
         ),
+        was="sglang.srt.layers.attention.triton_ops.decode_attention.decode_attention_fwd",
     ),
     kernel(
-        "sglang.srt.layers.attention.triton_ops.extend_attention.extend_attention_fwd",
+        "sglang.kernels.ops.attention.dsa.dequant_k_cache.dequantize_k_cache_paged_dsa",
+        use("dequantize_k_cache", on=ADA, needs=exactly(head_dim_ckv=512, head_dim_kpe=64, group_size=128)),
+        launches=("sglang.srt.layers.attention.nsa.dequant_k_cache._dequantize_k_cache_paged_kernel",),
+        was="sglang.srt.layers.attention.nsa.dequant_k_cache.dequantize_k_cache_paged",
+    ),
+    kernel(
+        "sglang.kernels.ops.attention.extend_attention.extend_attention_fwd",
         use(
             "gqa_extend_causal",
             "gqa_extend_causal_sinks",
@@ -117,11 +111,137 @@ KERNELS: tuple[Entry, ...] = (
             on=AMPERE,
         ),
         launches=("sglang.srt.layers.attention.triton_ops.extend_attention._fwd_kernel",),
+        was="sglang.srt.layers.attention.triton_ops.extend_attention.extend_attention_fwd",
     ),
     kernel(
-        "sglang.srt.layers.attention.utils.concat_and_cast_mha_k_triton",
+        "sglang.kernels.ops.attention.mla_qk_prep.concat_and_cast_mha_k_triton",
         use("concat_mla_k", needs=powers_of_two("num_heads", "head_dim_nope", "head_dim_kpe")),
         launches=("sglang.srt.layers.attention.utils.concat_and_cast_mha_k_kernel",),
+        was="sglang.srt.layers.attention.utils.concat_and_cast_mha_k_triton",
+    ),
+    kernel(
+        "sglang.kernels.ops.attention.rope.apply_rope_inplace_with_kvcache",
+        use("rope_with_cos_sin_cache_neox_style_store", on=AMPERE, needs=one_of("head_size", 64, 128, 256)),
+        launches=("sglang.jit_kernel.rope.run_rope_store",),
+        was="sglang.jit_kernel.rope.apply_rope_inplace_with_kvcache",
+    ),
+    kernel(
+        "sglang.kernels.ops.attention.rope.apply_rope_with_cos_sin_cache_inplace",
+        use(
+            "rope_with_cos_sin_cache_gptj_style",
+            "rope_with_cos_sin_cache_neox_style",
+            "rope_with_cos_sin_cache_neox_style_any_heads",
+            on=AMPERE,
+            needs=one_of("rotary_dim", 64, 128, 256),
+        ),
+        launches=("sglang.jit_kernel.rope.run_rope",),
+        was="sglang.jit_kernel.rope.apply_rope_with_cos_sin_cache_inplace",
+    ),
+    kernel(
+        "sglang.kernels.ops.gemm.bmm_fp8", use("bmm_fp8", on=ADA, needs=multiples(n=16, k=16)), was="sgl_kernel.bmm_fp8"
+    ),
+    kernel(
+        "sglang.kernels.ops.gemm.dsv3_fused_a_gemm.dsv3_fused_a_gemm",
+        use("gemm_bf16", on=FROM_HOPPER, needs=exactly(n=2112, k=7168)),
+        was="sgl_kernel.dsv3_fused_a_gemm",
+    ),
+    kernel(
+        "sglang.kernels.ops.gemm.fp8_kernel.w8a8_block_fp8_matmul_triton",
+        use("fp8_blockwise_scaled_mm", on=ADA),
+        launches=("sglang.srt.layers.quantization.fp8_kernel._w8a8_block_fp8_matmul",),
+        was="sglang.srt.layers.quantization.fp8_kernel.w8a8_block_fp8_matmul_triton",
+    ),
+    kernel(
+        "sglang.kernels.ops.kvcache.kvcache.store_cache",
+        use("store_cache", on=AMPERE),
+        was="sglang.jit_kernel.kvcache.store_cache",
+    ),
+    kernel(
+        "sglang.kernels.ops.layernorm.norm.fused_inplace_qknorm",
+        use("fused_qknorm", "fused_qknorm_eps1e5", on=AMPERE, needs=one_of("head_dim", 64, 128, 256, 512, 1024)),
+        launches=("sglang.jit_kernel.norm.qknorm",),
+        was="sglang.jit_kernel.norm.fused_inplace_qknorm",
+    ),
+    kernel(
+        "sglang.kernels.ops.lora.moe.trtllm_lora_temp.kimi_k2_moe_fused_gate.kimi_k2_moe_fused_gate",
+        use("moe_topk_deepseek", needs=exactly(num_experts=384, n_group=1)),
+        was="sgl_kernel.kimi_k2_moe_fused_gate",
+    ),
+    kernel(
+        "sglang.kernels.ops.moe.ep_moe_kernels.deepep_post_reorder_triton_kernel",
+        use("moe_post_reorder", on=AMPERE),
+        was="sglang.srt.layers.moe.ep_moe.kernels.deepep_post_reorder_triton_kernel",
+    ),
+    kernel("sglang.kernels.ops.moe.ep_moe_kernels.post_reorder_deepgemm", use("moe_post_reorder", on=AMPERE)),
+    kernel(
+        "sglang.kernels.ops.moe.ep_moe_kernels.silu_and_mul_masked_post_quant_fwd",
+        use("silu_and_mul_per_token_group_quant_fp8", variant="rows dealt to 8 experts", on=ADA),
+        launches=("sglang.srt.layers.moe.ep_moe.kernels._silu_and_mul_post_quant_kernel",),
+        was="sglang.srt.layers.moe.ep_moe.kernels.silu_and_mul_masked_post_quant_fwd",
+    ),
+    kernel(
+        "sglang.kernels.ops.moe.fused_moe_triton_kernels.fused_moe_kernel",
+        use("moe_bf16_expert_gemm", on=AMPERE),
+        use("moe_fp8_block_scale_expert_gemm", variant="fp8 blocks", on=HOPPER),
+        was="sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe_triton_kernels.fused_moe_kernel",
+    ),
+    kernel(
+        "sglang.kernels.ops.moe.fused_moe_triton_kernels.moe_sum_reduce_triton",
+        use("moe_sum_reduce"),
+        was="sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe_triton_kernels.moe_sum_reduce_triton",
+    ),
+    kernel(
+        "sglang.kernels.ops.moe.moe_fused_gate.moe_fused_gate",
+        use("moe_topk_deepseek", "moe_topk_deepseek_shared_experts", on=AMPERE),
+    ),
+    kernel(
+        "sglang.kernels.ops.quantization.dsa_quant_k_cache.quantize_k_cache",
+        use("quantize_k_cache", on=ADA, needs=exactly(head_dim_ckv=512, head_dim_kpe=64, group_size=128)),
+        was="sglang.srt.layers.attention.nsa.quant_k_cache.quantize_k_cache",
+    ),
+    kernel(
+        "sglang.kernels.ops.quantization.dsa_quant_k_cache.quantize_k_cache_separate",
+        use("quantize_k_cache", on=ADA, needs=exactly(head_dim_ckv=512, head_dim_kpe=64, group_size=128)),
+        launches=("sglang.srt.layers.attention.nsa.quant_k_cache._quantize_k_cache_fast_kernel",),
+        was="sglang.srt.layers.attention.nsa.quant_k_cache.quantize_k_cache_separate",
+    ),
+    kernel(
+        "sglang.kernels.ops.quantization.hadamard.hadamard_transform",
+        use("hadamard_transform"),
+        was="sglang.jit_kernel.hadamard.hadamard_transform",
+    ),
+    kernel(
+        "sglang.kernels.ops.quantization.int8_kernel.per_token_group_quant_int8",
+        use("per_token_group_quant_int8", on=ADA),
+        was="sglang.srt.layers.quantization.int8_kernel.per_token_group_quant_int8",
+    ),
+    kernel(
+        "sglang.kernels.ops.quantization.int8_kernel.per_token_quant_int8",
+        use("per_token_quant_int8", on=ADA),
+        launches=("sglang.srt.layers.quantization.int8_kernel._per_token_quant_int8",),
+        was="sglang.srt.layers.quantization.int8_kernel.per_token_quant_int8",
+    ),
+    kernel(
+        "sglang.kernels.ops.quantization.per_token_group_quant.per_token_group_quant",
+        use("per_token_group_quant_fp8", "per_token_group_quant_fp8_ue8m0", "per_token_group_quant_int8", on=ADA),
+    ),
+    kernel(
+        "sglang.kernels.ops.quantization.per_token_quant_fp8.per_token_quant_fp8", use("per_token_quant_fp8", on=ADA)
+    ),
+    # In sglang-kernel 0.4.2 it accepts tokens of probability 0 (docs/kernel_findings.md), which no family describes.
+    kernel(
+        "sglang.kernels.ops.speculative.sampling.tree_speculative_sampling_target_only",
+        use("tree_speculative_sampling_target_only"),
+    ),
+    kernel(
+        "sglang.kernels.ops.speculative.tree.build_tree_kernel_efficient",
+        use("build_tree_kernel_efficient"),
+        was="sgl_kernel.build_tree_kernel_efficient",
+    ),
+    kernel(
+        "sglang.kernels.ops.speculative.tree.verify_tree_greedy",
+        use("verify_tree_greedy"),
+        was="sgl_kernel.verify_tree_greedy",
     ),
     kernel(
         "sglang.srt.layers.layernorm.Gemma3RMSNorm", use("gemma_rmsnorm", variant="forward_native", on=AMPERE), tags=()
@@ -136,11 +256,10 @@ KERNELS: tuple[Entry, ...] = (
         ),
         tags=(),
     ),
-    kernel("sglang.srt.layers.moe.ep_moe.kernels.post_reorder_triton_kernel", use("moe_post_reorder", on=AMPERE)),
     kernel(
-        "sglang.srt.layers.moe.ep_moe.kernels.silu_and_mul_masked_post_quant_fwd",
-        use("silu_and_mul_per_token_group_quant_fp8", variant="rows dealt to 8 experts", on=ADA),
-        launches=("sglang.srt.layers.moe.ep_moe.kernels._silu_and_mul_post_quant_kernel",),
+        "sglang.srt.layers.moe.ep_moe.kernels.post_reorder_triton_kernel",
+        use("moe_post_reorder", on=AMPERE),
+        dropped=True,
     ),
     kernel(
         "sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe.fused_experts",
@@ -161,15 +280,6 @@ KERNELS: tuple[Entry, ...] = (
         tags=(),
     ),
     kernel(
-        "sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe_triton_kernels.fused_moe_kernel",
-        use("moe_bf16_expert_gemm", on=AMPERE),
-        use("moe_fp8_block_scale_expert_gemm", variant="fp8 blocks", on=HOPPER),
-    ),
-    kernel(
-        "sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe_triton_kernels.moe_sum_reduce_triton",
-        use("moe_sum_reduce"),
-    ),
-    kernel(
         "sglang.srt.layers.moe.topk.biased_grouped_topk_impl",
         use("moe_topk_deepseek_shared_experts", variant="eager", on=AMPERE, needs=exactly(num_fused_shared_experts=1)),
     ),
@@ -177,21 +287,9 @@ KERNELS: tuple[Entry, ...] = (
         "sglang.srt.layers.moe.topk.grouped_topk_gpu", use("moe_topk_softmax", variant="eager, one group", on=AMPERE)
     ),
     kernel(
-        "sglang.srt.layers.quantization.fp8_kernel.per_token_group_quant_8bit", use("per_token_group_quant_fp8", on=ADA)
-    ),
-    kernel(
-        "sglang.srt.layers.quantization.fp8_kernel.w8a8_block_fp8_matmul_triton",
-        use("fp8_blockwise_scaled_mm", on=ADA),
-        launches=("sglang.srt.layers.quantization.fp8_kernel._w8a8_block_fp8_matmul",),
-    ),
-    kernel(
-        "sglang.srt.layers.quantization.int8_kernel.per_token_group_quant_int8",
-        use("per_token_group_quant_int8", on=ADA),
-    ),
-    kernel(
-        "sglang.srt.layers.quantization.int8_kernel.per_token_quant_int8",
-        use("per_token_quant_int8", on=ADA),
-        launches=("sglang.srt.layers.quantization.int8_kernel._per_token_quant_int8",),
+        "sglang.srt.layers.quantization.fp8_kernel.per_token_group_quant_8bit",
+        use("per_token_group_quant_fp8", on=ADA),
+        dropped=True,
     ),
     kernel(
         "sglang.srt.layers.rotary_embedding.utils.apply_rotary_pos_emb_native",

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.kernels.stacks import BEFORE, TODAY
 
 __all__ = [
     "ADA",
@@ -39,6 +40,7 @@ __all__ = [
     "capability_range",
     "facts_of",
     "kernel",
+    "place_in",
     "use",
 ]
 
@@ -56,30 +58,27 @@ HOPPER = ((9, 0), (9, 0))
 BLACKWELL = ((10, 0), (10, 3))
 #: Not a B300 (10.3).
 B200 = ((10, 0), (10, 0))
-#: Distribution -> the release whose kernels the table describes, and with which evidence is recorded.
-RECORDED = {
-    "flashinfer-python": "0.6.12",
-    "sglang-kernel": "0.4.2",
-    "sgl-kernel": "0.3.21",
-    "sglang": "0.5.11",
-    "torch": "2.11.0",
-}
+#: Distribution -> the release whose kernels the table describes: today's, and the last of a former name.
+RECORDED = {**TODAY, "sgl-kernel": "0.3.21"}
 #: How a path begins -> the distribution that has it, as pip names it.
 _DISTRIBUTIONS = {
     "flashinfer.": "flashinfer-python",
     "sgl_kernel.": "sglang-kernel",
     "torch.ops.sgl_kernel.": "sglang-kernel",
-    "deep_gemm.": "sglang-kernel",
+    "deep_gemm.": "sgl-deep-gemm",
+    "flash_mla.": "sgl-flash-mla",
+    "flash_attn.cute.": "flash-attn-4",
     "triton_kernels.": "sglang-kernel",
     "sglang.": "sglang",
     "torch.": "torch",
 }
+#: How a path begins -> the distribution that had it before it was one of its own.
+_CAME_FROM = {"deep_gemm.": "sglang-kernel"}
 #: What a machine that has to run the kernels may do without: it is installed without its dependencies, or only for
 #: some GPUs.
-OPTIONAL = ("sglang.", "deep_gemm.", "triton_kernels.", "sgl_kernel.flash_mla.")
+OPTIONAL = ("sglang.", "deep_gemm.", "flash_mla.", "flash_attn.cute.", "triton_kernels.")
 #: Modules that cannot be imported where the library was installed without what they need, though the kernel's can.
 _ALSO_IMPORTED = {
-    "sgl_kernel.flash_mla.": "sgl_kernel.flashmla_ops",
     "sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe_triton_kernels.fused_moe_kernel": (
         "sglang.srt.layers.moe.moe_runner.triton_utils.moe_align_block_size"
     ),
@@ -124,14 +123,12 @@ class Use:
         variants: what distinguishes uses of one path, e.g. a backend -> the GPUs that run it.
         needs: what else a Definition must have.
         tags: the paths by which tags name the kernel; None for the entry's own.
-        named_only: whether no family calls it, and tags say only that libraries or models do.
     """
 
     families: tuple[str, ...]
     variants: Mapping[str, Capabilities]
     needs: tuple[Need, ...] = ()
     tags: tuple[str, ...] | None = None
-    named_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -163,7 +160,6 @@ class KernelFacts:
         min_capability, max_capability: inclusive range of CUDA compute capabilities.
         needs: what else a Definition must have.
         tags: the paths by which tags name it.
-        named_only: whether no family calls it, and tags say only that libraries or models do.
     """
 
     path: str
@@ -173,7 +169,6 @@ class KernelFacts:
     max_capability: tuple[int, int] = UNLIMITED
     needs: tuple[Need, ...] = ()
     tags: tuple[str, ...] = ()
-    named_only: bool = False
 
     @property
     def label(self) -> str:
@@ -239,11 +234,8 @@ class KernelFacts:
 
     def _installed(self) -> Place | None:
         """The place of the installed release."""
-        for place in self.places:
-            version = _version(place.distribution)
-            if version is not None and place.has(version):
-                return place
-        return None
+        found = {place.distribution: _version(place.distribution) for place in self.places}
+        return place_in(self.places, {name: version for name, version in found.items() if version is not None})
 
 
 def use(
@@ -253,24 +245,41 @@ def use(
     variants: Mapping[str, Capabilities] | None = None,
     needs: Need | tuple[Need, ...] = (),
     tags: tuple[str, ...] | None = None,
-    named_only: bool = False,
 ) -> Use:
     """A `Use` of some families: of one variant on a range of compute capabilities, or of several."""
     all_needs = needs if isinstance(needs, tuple) else (needs,)
-    return Use(families, variants or {variant: on}, all_needs, tags, named_only)
+    return Use(families, variants or {variant: on}, all_needs, tags)
 
 
 def kernel(
     path: str,
     *uses: Use,
+    was: str = "",
+    dropped: bool = False,
     places: tuple[Place, ...] = (),
     launches: tuple[str, ...] = (),
     tags: tuple[str, ...] | None = None,
 ) -> Entry:
-    """An entry: its place is its path in the distribution that has such paths, and tags name an op by its function."""
-    own = (Place(path, next(name for start, name in _DISTRIBUTIONS.items() if path.startswith(start))),)
+    """An entry: its place is its path in the distribution that has such paths, and tags name an op by its function.
+
+    Args:
+        path: where today's stack has it; where the last release with it had it, if it is dropped.
+        was: where the stack before had it, if not there.
+        dropped: whether the stack before was the last with it.
+        places: where else releases have it.
+    """
+    own = _distribution(path)
+    found = [Place(path, own, until=BEFORE[own] if dropped else "", since=RECORDED[own] if was else "")]
+    earlier = next((one for start, one in _CAME_FROM.items() if path.startswith(start)), "")
+    before = _distribution(was) if was else earlier
+    if before:
+        found.append(Place(was or path, before, until=BEFORE[before]))
     named = (path.removeprefix("torch.ops."),) if tags is None else tags
-    return Entry(path, uses, places or own, launches, named)
+    return Entry(path, uses, places or tuple(found), launches, named)
+
+
+def _distribution(path: str) -> str:
+    return next(name for start, name in _DISTRIBUTIONS.items() if path.startswith(start))
 
 
 def capability_range(lowest: tuple[int, int], highest: tuple[int, int]) -> str:
@@ -282,7 +291,7 @@ def capability_range(lowest: tuple[int, int], highest: tuple[int, int]) -> str:
 
 
 def facts_of(entries: tuple[Entry, ...]) -> dict[str, dict[str, KernelFacts]]:
-    """Family -> its kernels by label, in the order of the table, those that are only named among them.
+    """Family -> its kernels by label, in the order of the table.
 
     Raises:
         ValueError: a family has two kernels of one label.
@@ -292,11 +301,16 @@ def facts_of(entries: tuple[Entry, ...]) -> dict[str, dict[str, KernelFacts]]:
         for one in entry.uses:
             tags = entry.tags if one.tags is None else one.tags
             for variant, capabilities in one.variants.items():
-                facts = KernelFacts(entry.path, entry.places, variant, *capabilities, one.needs, tags, one.named_only)
+                facts = KernelFacts(entry.path, entry.places, variant, *capabilities, one.needs, tags)
                 for family in one.families:
                     if found.setdefault(family, {}).setdefault(facts.label, facts) is not facts:
                         raise ValueError(f"the table has two kernels {facts.label} of the family {family}")
     return found
+
+
+def place_in(places: tuple[Place, ...], versions: Mapping[str, str]) -> Place | None:
+    """Where a stack (distribution -> version) has a kernel, or None: that of its newest place."""
+    return next((one for one in places if (own := versions.get(one.distribution)) and one.has(own)), None)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -40,6 +40,13 @@ START_SECONDS = 300.0
 #: Of each pipe to a process; the system may grant less.
 BUFFER_BYTES = 1 << 20
 
+#: What a new interpreter runs.
+_PROGRAM = """
+import importlib, socket, sys
+sys.path[0] = {!r}
+importlib.import_module({!r}).main(socket.socket(fileno={!r}), {!r})
+"""
+
 #: What a process runs: it answers requests from the pipe, and never returns.
 Serve = Callable[[socket.socket], None]
 
@@ -198,15 +205,22 @@ if hasattr(os, "register_at_fork"):
 
 
 def _spawned(service: Service, pipe: socket.socket) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", __name__, str(pipe.fileno()), service.module],
-        cwd=Path(__file__).resolve().parents[2],  # `-m` looks there first: the same package as this one
+    """A new interpreter. It reads what to do from its standard input: its command line is ``python -``, which tells a
+    submission nothing."""
+    root = str(Path(__file__).resolve().parents[2])  # the same package as this one
+    process = subprocess.Popen(
+        [sys.executable, "-"],
+        cwd=root,
         env={name: os.environ[name] for name in os.environ if service.environment(name)} | {"OMP_NUM_THREADS": "1"},
         pass_fds=[pipe.fileno()],
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C is for this process, which then ends the others
     )
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError), process.stdin:  # that it has ended is seen when it is asked
+        process.stdin.write(_PROGRAM.format(root, __name__, pipe.fileno(), service.module).encode())
+    return process
 
 
 def _forked(service: Service, pipe: socket.socket, payload: object | None) -> int:
@@ -291,7 +305,3 @@ def _ended(pid: int, grace: float) -> int:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
     return status
-
-
-if __name__ == "__main__":
-    main(socket.socket(fileno=int(sys.argv[1])), sys.argv[2])

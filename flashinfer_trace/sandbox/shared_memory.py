@@ -21,7 +21,7 @@ import torch
 
 from flashinfer_trace.sandbox.protocol import span
 
-__all__ = ["Arena", "Filled", "Slot", "gaps", "layout", "memory_of", "tensor_in"]
+__all__ = ["Filled", "SharedMemory", "Slot", "gaps", "layout", "memory_of", "tensor_in"]
 
 #: Of each tensor in bytes, as torch's allocator for CUDA aligns its own; at least as much lies between two tensors.
 ALIGNMENT = 512
@@ -97,7 +97,7 @@ def memory_of(value: torch.Tensor) -> torch.Tensor:
 
 
 class Filled:
-    """Memory of an arena with the inputs and poisoned outputs of one call in it.
+    """Shared memory with the inputs and poisoned outputs of one call in it.
 
     Attributes:
         slots: where each tensor lies; outputs are named ``output NAME``.
@@ -164,7 +164,7 @@ class Filled:
         return self._memory[self.slots[name].offset : self.slots[name].end]
 
 
-class Arena:
+class SharedMemory:
     """Memory that two processes share.
 
     Attributes:
@@ -186,7 +186,7 @@ class Arena:
 
 def _anonymous_file(size: int) -> int:
     if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("flashinfer-trace")
+        descriptor = os.memfd_create("tensors")  # a submission sees the name
     else:
         with tempfile.TemporaryFile() as file:
             descriptor = os.dup(file.fileno())

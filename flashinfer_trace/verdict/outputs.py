@@ -8,15 +8,18 @@ memory only with the inputs that the kernel declares as in-place.
 
 from __future__ import annotations
 
+import math
+import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
 from flashinfer_trace.format.definition import Definition, TensorSpec
-from flashinfer_trace.verdict.tensors import torch_dtype
+from flashinfer_trace.verdict.random_words import of_words
+from flashinfer_trace.verdict.tensors import device_of, torch_dtype
 
-__all__ = ["misfits", "numbers_as_tensors"]
+__all__ = ["misfits", "numbers_as_tensors", "poison_allocator", "poisoned_outputs"]
 
 
 def numbers_as_tensors(
@@ -67,3 +70,29 @@ def _wrong(
         yield f"is {value.dtype}; the Definition says {spec.dtype}"
     if value.device != device:
         yield f"is on {value.device}; the inputs are on {device}"
+
+
+def poisoned_outputs(definition: Definition, inputs: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
+    """Output tensors full of NaN (integers: their smallest value): an element that is never written shows.
+
+    Both values of a boolean are right ones, so that booleans are drawn, with `seed` and apart from the inputs of that
+    seed: each of them that is never written shows in every other call.
+    """
+    shapes = definition.output_shapes(definition.bind_axes(inputs))
+    outputs = {}
+    for name, shape in shapes.items():
+        dtype = torch_dtype(definition.outputs[name].dtype)
+        if dtype == torch.bool:
+            own, count = zlib.crc32(f"poison {name} {seed}".encode()), math.prod(shape or ())
+            drawn = of_words(own, 1, count, device_of(inputs), lambda words, library: words & 1, "int64")
+            outputs[name] = drawn.view(shape or ()).to(dtype)
+            continue
+        poison = math.nan if dtype.is_floating_point else torch.iinfo(dtype).min
+        outputs[name] = torch.full(shape or (), poison, dtype=dtype, device=device_of(inputs))
+    return outputs
+
+
+def poison_allocator(outputs: Mapping[str, torch.Tensor]) -> None:
+    """Frees poisoned blocks of the outputs' sizes, so that a kernel that allocates its results likely gets those."""
+    blocks = [torch.empty_like(tensor).copy_(tensor) for tensor in outputs.values()]
+    del blocks

@@ -1,19 +1,29 @@
-"""Causal grouped-query attention for prefill: several new tokens per request over a paged KV cache.
+"""Causal grouped-query attention for prefill over a paged KV cache[[SINKS:, with sinks]]
+[[LOGITS_SOFT_CAP:, with capped logits]][[WINDOW_SIZE:, with a window of keys]].
 
 Query heads share key-value heads in consecutive groups: with g = num_qo_heads / num_kv_heads, query head h attends with
-key-value head h // g (Ainslie et al., "GQA", EMNLP 2023). logit_hj = q_h . k_j * sm_scale, p_h = softmax_j(logit_h),
-output_h = sum_j p_hj v_j and lse_h = log2(sum_j exp(logit_hj)). The models use sm_scale = 1/sqrt(head_dim).
+key-value head h // g (Ainslie et al., "GQA", EMNLP 2023). logit_hj = q_h . k_j * sm_scale,
+[[LOGITS_SOFT_CAP: capped to LOGITS_SOFT_CAP * tanh(logit_hj / LOGITS_SOFT_CAP) (Gemma 2, 2024),]]
+[[not SINKS: p_h = softmax_j(logit_h), output_h = sum_j p_hj v_j and lse_h = log2(sum_j exp(logit_hj)).]]
+[[SINKS: p_hj = exp(logit_hj) / (exp(sink_h) + sum_j exp(logit_hj)), where the sink of a head is the logit of a key
+whose value is zero (gpt-oss, 2025), output_h = sum_j p_hj v_j and lse_h = log2(exp(sink_h) + sum_j exp(logit_hj)).]]
+The models use sm_scale = 1/sqrt(head_dim).
 
-Request b owns the pages kv_indices[kv_indptr[b] : kv_indptr[b + 1]], in this order. All of them are full except the
-last, which holds kv_last_page_len[b] tokens (1 to page_size). A request without pages has length 0, whatever its
-kv_last_page_len says. Requests may share pages. Pages that no request names and slots after a request's last token are
-never read, so they may hold NaN.
-Queries are aligned with the end of the keys: query i of a request attends to the keys j <= kv_len - q_len + i. A query
-that may attend to no key has output 0 and lse -inf. Queries are processed in blocks whose logits fit in 128 MiB.
-All arithmetic is in float32. The output is rounded once, at the end, to the dtype of q.
+Request b has the queries qo_indptr[b] to qo_indptr[b + 1] - 1 and owns the pages kv_indices[kv_indptr[b] :
+kv_indptr[b + 1]], in this order.
+[[KV_LAST_PAGE_LEN: All of them are full except the last, which holds kv_last_page_len[b] tokens (1 to PAGE_SIZE). A
+request without pages has length 0, whatever its kv_last_page_len says.]]
+[[not KV_LAST_PAGE_LEN: Each holds one token.]]
+Requests may share pages. Pages that no request names and slots after a request's last token are never read, so they may
+hold NaN.
+
+Queries are aligned with the end of the keys: query i of a request attends to
+[[not WINDOW_SIZE: the keys j <= kv_len - q_len + i.]]
+[[WINDOW_SIZE: the WINDOW_SIZE keys that end with key kv_len - q_len + i, its own.]]
+A query that may attend to no key has output 0 and lse [[SINKS: sink_h * log2(e)]][[not SINKS: -inf]]. Queries are
+processed in blocks of QUERY_BLOCK. All arithmetic is in float32. The output is rounded once,
+at the end, to the dtype of q.
 """
-
-import math
 
 import torch
 
@@ -23,6 +33,11 @@ NUM_QO_HEADS = 32
 NUM_KV_HEADS = 8
 HEAD_DIM = 128
 PAGE_SIZE = 64
+QUERY_BLOCK = 64
+LOGITS_SOFT_CAP = None
+WINDOW_SIZE = None
+SINKS = None
+KV_LAST_PAGE_LEN = True
 
 
 def run(
@@ -32,29 +47,33 @@ def run(
     qo_indptr: torch.Tensor,
     kv_indptr: torch.Tensor,
     kv_indices: torch.Tensor,
-    kv_last_page_len: torch.Tensor,
+    kv_last_page_len: torch.Tensor | None,
+    sinks: torch.Tensor | None,
     sm_scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Queries [total_q, heads, dim], caches [num_pages, page_size, heads, dim] -> output and lse [total_q, heads]."""
+    """Queries [total_q, heads, dim], caches [num_pages, page_size, heads, dim] -> output and lse [total_q, heads].
+
+    [[SINKS: sinks [num_qo_heads], float32.]]
+    """
     assert q.shape[1:] == (NUM_QO_HEADS, HEAD_DIM)
     assert k_cache.shape[1:] == (PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM)
     assert v_cache.shape[1:] == (PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM)
+    if sinks is not None:
+        assert sinks.shape == (NUM_QO_HEADS,)
     output = torch.zeros_like(q)
-    lse = torch.full(q.shape[:2], -math.inf, dtype=torch.float32, device=q.device)
-    pages = kv_indptr.tolist()
-    last_page_len = kv_last_page_len.tolist()
-    queries = qo_indptr.tolist()
+    lse = torch.zeros(q.shape[:2], dtype=torch.float32, device=q.device)
+    queries, pages = qo_indptr.tolist(), kv_indptr.tolist()
+    if kv_last_page_len is not None:
+        last_page_len = kv_last_page_len.tolist()
     for b in range(len(queries) - 1):
         own_pages = kv_indices[pages[b] : pages[b + 1]]
-        if own_pages.shape[0] == 0:
-            continue
-        kv_len = (own_pages.shape[0] - 1) * PAGE_SIZE + last_page_len[b]
-        k, v = gather(k_cache, own_pages, kv_len), gather(v_cache, own_pages, kv_len)
-        block = max(1, 2**25 // (NUM_QO_HEADS * kv_len))
-        for start in range(queries[b], queries[b + 1], block):
-            stop = min(start + block, queries[b + 1])
-            last_key = torch.arange(start, stop, device=k.device) - queries[b + 1] + kv_len
-            own_output, own_lse = attend(q[start:stop], k, v, sm_scale, last_key)
-            output[start:stop] = own_output.to(output.dtype)
-            lse[start:stop] = own_lse
+        k, v = gather(k_cache, own_pages), gather(v_cache, own_pages)
+        if kv_last_page_len is not None:
+            # The rest of the last page is cut off, not masked: it may hold NaN, and 0 * NaN is NaN.
+            kv_len = (own_pages.shape[0] - 1) * PAGE_SIZE + last_page_len[b]
+            k, v = k[:kv_len], v[:kv_len]
+        for start in range(queries[b], queries[b + 1], QUERY_BLOCK):
+            stop = min(start + QUERY_BLOCK, queries[b + 1])
+            last_key = start - queries[b + 1] + k.shape[0]
+            output[start:stop], lse[start:stop] = attend(q[start:stop], k, v, sm_scale, last_key, sinks)
     return output, lse

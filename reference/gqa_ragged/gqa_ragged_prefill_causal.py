@@ -1,50 +1,32 @@
-"""Causal grouped-query attention for prefill: several new tokens per request, keys and values in ragged tensors.
+"""Causal grouped-query attention for prefill on ragged tensors[[LOGITS_SOFT_CAP:, with capped logits]]
+[[WINDOW_SIZE:, with a window of keys]].
 
 Query heads share key-value heads in consecutive groups: with g = num_qo_heads / num_kv_heads, query head h attends with
-key-value head h // g (Ainslie et al., "GQA", EMNLP 2023). logit_hj = q_h . k_j * sm_scale, p_h = softmax_j(logit_h),
-output_h = sum_j p_hj v_j and lse_h = log2(sum_j exp(logit_hj)). The models use sm_scale = 1/sqrt(head_dim).
+key-value head h // g (Ainslie et al., "GQA", EMNLP 2023). logit_hj = q_h . k_j * sm_scale,
+[[LOGITS_SOFT_CAP: capped to LOGITS_SOFT_CAP * tanh(logit_hj / LOGITS_SOFT_CAP) (Gemma 2, 2024),]]
+p_h = softmax_j(logit_h), output_h = sum_j p_hj v_j and lse_h = log2(sum_j exp(logit_hj)).
+The models use sm_scale = 1/sqrt(head_dim).
 
 Request b owns the queries qo_indptr[b] to qo_indptr[b + 1] - 1 and the keys and values kv_indptr[b] to
 kv_indptr[b + 1] - 1. Either range may be empty.
-Queries are aligned with the end of the keys: query i of a request attends to the keys j <= kv_len - q_len + i. A query
-that may attend to no key has output 0 and lse -inf. Queries are processed in blocks whose logits fit in 128 MiB.
-All arithmetic is in float32. The output is rounded once, at the end, to the dtype of q.
+
+Queries are aligned with the end of the keys: query i of a request attends to
+[[not WINDOW_SIZE: the keys j <= kv_len - q_len + i.]]
+[[WINDOW_SIZE: the WINDOW_SIZE keys that end with key kv_len - q_len + i, its own.]]
+A query that may attend to no key has output 0 and lse -inf. Queries are processed in blocks of
+QUERY_BLOCK. All arithmetic is in float32. The output is rounded once, at the end, to the dtype of q.
 """
 
-import math
-
 import torch
+
+from ..gqa_paged._shared import attend
 
 NUM_QO_HEADS = 32
 NUM_KV_HEADS = 8
 HEAD_DIM = 128
-
-
-def attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sm_scale: float, last_key: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of the queries q [queries, num_qo_heads, dim] of a request to its k and v [num_kv_heads, kv_len, dim].
-
-    The query heads of a group are rows of one product with the key-value head that they share. last_key [queries] is
-    the last key that each query may attend to (negative: no key). kv_len >= 1.
-    Returns output [queries, num_qo_heads, dim] and lse [queries, num_qo_heads], base 2, both float32.
-    """
-    queries, num_qo_heads, dim = q.shape
-    group = num_qo_heads // k.shape[0]
-    rows = q.float().view(queries, k.shape[0], group, dim).transpose(0, 1).flatten(1, 2)
-    hidden = torch.arange(k.shape[1], device=k.device) > last_key.repeat_interleave(group)[:, None]
-    logits = (rows @ k.transpose(1, 2) * sm_scale).masked_fill(hidden, -math.inf)
-    # The maximum of a row without keys is -inf; subtracting 0 instead keeps its weights at exp(-inf) = 0.
-    maximum = logits.amax(dim=-1, keepdim=True).nan_to_num(neginf=0.0)
-    weights = torch.exp(logits - maximum)
-    total = weights.sum(dim=-1, keepdim=True)
-    output = (weights @ v) / torch.where(total > 0, total, 1.0)
-    lse = (maximum + torch.log(total)) * math.log2(math.e)
-    by_query = (k.shape[0], queries, group)
-    return (
-        output.view(*by_query, -1).transpose(0, 1).flatten(1, 2),
-        lse.view(by_query).transpose(0, 1).flatten(1, 2),
-    )
+QUERY_BLOCK = 64
+LOGITS_SOFT_CAP = None
+WINDOW_SIZE = None
 
 
 def run(
@@ -60,18 +42,12 @@ def run(
     assert k.shape[1:] == (NUM_KV_HEADS, HEAD_DIM)
     assert v.shape[1:] == (NUM_KV_HEADS, HEAD_DIM)
     output = torch.zeros_like(q)
-    lse = torch.full(q.shape[:2], -math.inf, dtype=torch.float32, device=q.device)
+    lse = torch.zeros(q.shape[:2], dtype=torch.float32, device=q.device)
     queries, keys = qo_indptr.tolist(), kv_indptr.tolist()
     for b in range(len(queries) - 1):
-        kv_len = keys[b + 1] - keys[b]
-        if kv_len == 0:
-            continue
-        own_k, own_v = (x[keys[b] : keys[b + 1]].transpose(0, 1).float() for x in (k, v))
-        block = max(1, 2**25 // (NUM_QO_HEADS * kv_len))
-        for start in range(queries[b], queries[b + 1], block):
-            stop = min(start + block, queries[b + 1])
-            last_key = torch.arange(start, stop, device=k.device) - queries[b + 1] + kv_len
-            own_output, own_lse = attend(q[start:stop], own_k, own_v, sm_scale, last_key)
-            output[start:stop] = own_output.to(output.dtype)
-            lse[start:stop] = own_lse
+        own_k, own_v = (x[keys[b] : keys[b + 1]].float() for x in (k, v))
+        for start in range(queries[b], queries[b + 1], QUERY_BLOCK):
+            stop = min(start + QUERY_BLOCK, queries[b + 1])
+            last_key = start - queries[b + 1] + own_k.shape[0]
+            output[start:stop], lse[start:stop] = attend(q[start:stop], own_k, own_v, sm_scale, last_key, None)
     return output, lse

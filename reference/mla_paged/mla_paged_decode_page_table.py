@@ -15,13 +15,15 @@ import math
 
 import torch
 
-from ._shared import decode_logits, gather
+from ..gqa_paged._shared import attend
 
 NUM_QO_HEADS = 128
 HEAD_DIM_CKV = 512
 HEAD_DIM_KPE = 64
 HEAD_DIM_KEY = 576
 PAGE_SIZE = 128
+LAST_KEY = None
+LSE = None
 
 
 def run(
@@ -40,11 +42,10 @@ def run(
     assert q_pe.shape[1:] == (NUM_QO_HEADS, HEAD_DIM_KPE)
     assert kv_cache.shape[1:] == (PAGE_SIZE, HEAD_DIM_KEY)
     output = torch.zeros_like(q_nope)
+    q = torch.cat((q_nope, q_pe), dim=-1)
     for b, kv_len in enumerate(seq_lens.tolist()):
-        if kv_len == 0:
-            continue
         pages = page_table[b, : math.ceil(kv_len / PAGE_SIZE)]
-        ckv, kpe = gather(kv_cache, pages, kv_len).split((HEAD_DIM_CKV, HEAD_DIM_KPE), dim=1)
-        logits = decode_logits(q_nope[b], q_pe[b], ckv, kpe, sm_scale)
-        output[b] = torch.softmax(logits, dim=-1) @ ckv
+        # The rest of the last page is cut off, not masked: it may hold NaN, and 0 * NaN is NaN.
+        keys = kv_cache.index_select(0, pages).flatten(0, 1)[:kv_len, None].float()
+        output[b] = attend(q[b][None], keys, keys[:, :, :HEAD_DIM_CKV], sm_scale, None, None)
     return output

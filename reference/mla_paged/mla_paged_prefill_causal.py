@@ -5,25 +5,29 @@ logit_hj = (q_nope_h . ckv_j + q_pe_h . kpe_j) * sm_scale, p_h = softmax_j(logit
 lse_h = log2(sum_j exp(logit_hj)). (DeepSeek-V2, section 2.1, with the key up-projection absorbed into q_nope and the
 value up-projection left to the caller.) sm_scale is that of the heads before absorption: 1/sqrt(128 + 64).
 
-Request b owns the pages kv_indices[kv_indptr[b] : kv_indptr[b + 1]], in this order. All of them are full except the
-last, which holds kv_last_page_len[b] tokens (1 to page_size). A request without pages has length 0, whatever its
-kv_last_page_len says. Requests may share pages. Pages that no request names and slots after a request's last token are
-never read, so they may hold NaN.
+Request b has the queries qo_indptr[b] to qo_indptr[b + 1] - 1 and owns the pages kv_indices[kv_indptr[b] :
+kv_indptr[b + 1]], in this order.
+[[KV_LAST_PAGE_LEN: All of them are full except the last, which holds kv_last_page_len[b] tokens (1 to PAGE_SIZE). A
+request without pages has length 0, whatever its kv_last_page_len says.]]
+[[not KV_LAST_PAGE_LEN: Each holds one token.]]
+Requests may share pages. Pages that no request names and slots after a request's last token are never read, so they may
+hold NaN.
+
 Queries are aligned with the end of the keys: query i of a request attends to the keys j <= kv_len - q_len + i. A query
-that may attend to no key has output 0 and lse -inf. Queries are processed in blocks whose logits fit in 128 MiB.
+that may attend to no key has output 0 and lse -inf. Queries are processed in blocks of QUERY_BLOCK.
 All arithmetic is in float32. The output is rounded once, at the end, to the dtype of q_nope.
 """
 
-import math
-
 import torch
 
-from ._shared import attend, gather
+from ..gqa_paged._shared import attend
 
 NUM_QO_HEADS = 16
 HEAD_DIM_CKV = 512
 HEAD_DIM_KPE = 64
 PAGE_SIZE = 64
+QUERY_BLOCK = 64
+KV_LAST_PAGE_LEN = True
 
 
 def run(
@@ -34,7 +38,7 @@ def run(
     qo_indptr: torch.Tensor,
     kv_indptr: torch.Tensor,
     kv_indices: torch.Tensor,
-    kv_last_page_len: torch.Tensor,
+    kv_last_page_len: torch.Tensor | None,
     sm_scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Queries [total_q, heads, dim] and caches [num_pages, page_size, dim] -> output and lse [total_q, heads]."""
@@ -43,21 +47,21 @@ def run(
     assert ckv_cache.shape[1:] == (PAGE_SIZE, HEAD_DIM_CKV)
     assert kpe_cache.shape[1:] == (PAGE_SIZE, HEAD_DIM_KPE)
     output = torch.zeros_like(q_nope)
-    lse = torch.full(q_nope.shape[:2], -math.inf, dtype=torch.float32, device=q_nope.device)
-    pages = kv_indptr.tolist()
-    last_page_len = kv_last_page_len.tolist()
-    queries = qo_indptr.tolist()
+    lse = torch.zeros(q_nope.shape[:2], dtype=torch.float32, device=q_nope.device)
+    q = torch.cat((q_nope, q_pe), dim=-1)
+    queries, pages = qo_indptr.tolist(), kv_indptr.tolist()
+    if kv_last_page_len is not None:
+        last_page_len = kv_last_page_len.tolist()
     for b in range(len(queries) - 1):
         own_pages = kv_indices[pages[b] : pages[b + 1]]
-        if own_pages.shape[0] == 0:
-            continue
-        kv_len = (own_pages.shape[0] - 1) * PAGE_SIZE + last_page_len[b]
-        ckv, kpe = gather(ckv_cache, own_pages, kv_len), gather(kpe_cache, own_pages, kv_len)
-        block = max(1, 2**25 // (NUM_QO_HEADS * kv_len))
-        for start in range(queries[b], queries[b + 1], block):
-            stop = min(start + block, queries[b + 1])
-            last_key = torch.arange(start, stop, device=ckv.device) - queries[b + 1] + kv_len
-            own_output, own_lse = attend(q_nope[start:stop], q_pe[start:stop], ckv, kpe, sm_scale, last_key)
-            output[start:stop] = own_output.to(output.dtype)
-            lse[start:stop] = own_lse
+        keys = torch.cat([cache.index_select(0, own_pages).float() for cache in (ckv_cache, kpe_cache)], dim=-1)
+        keys = keys.flatten(0, 1)
+        if kv_last_page_len is not None:
+            # The rest of the last page is cut off, not masked: it may hold NaN, and 0 * NaN is NaN.
+            keys = keys[: (own_pages.shape[0] - 1) * PAGE_SIZE + last_page_len[b]]
+        keys, values = keys[:, None], keys[:, None, :HEAD_DIM_CKV]
+        for start in range(queries[b], queries[b + 1], QUERY_BLOCK):
+            stop = min(start + QUERY_BLOCK, queries[b + 1])
+            last_key = start - queries[b + 1] + keys.shape[0]
+            output[start:stop], lse[start:stop] = attend(q[start:stop], keys, values, sm_scale, last_key, None)
     return output, lse

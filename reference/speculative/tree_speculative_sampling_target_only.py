@@ -1,12 +1,14 @@
 """Accepts draft tokens of a tree and samples one more token, so that all follow the target model's distribution.
 
-From the root on, the children of the last accepted node are tried in order. One is accepted if the node's uniform
-number is at most the probability of all children tried so far, divided by threshold_acc (at least 1e-9), or if its own
-probability is at least threshold_single; at most NUM_STEPS are accepted. With both thresholds 1, this is multi-round
-rejection sampling by draft tokens that are certain (SpecInfer, arXiv 2305.09781). The probability of each rejected
-token is copied to draft_probs. One more token is drawn with the last uniform number u: the first whose cumulative
-weight exceeds u times the sum of weights max(target - draft, 0); after NUM_STEPS accepted nodes draft_probs do not
-count. If no weight is positive, it is the last token of the vocabulary.
+From the root on, the children of the last accepted node are tried in order. One of positive probability is accepted if
+the node's uniform number is below the probability of all children tried so far, divided by threshold_acc (at least
+1e-9), or if its own probability is at least threshold_single; at most NUM_STEPS are accepted. A token of probability 0
+is never accepted, whatever the number and the thresholds are: the target model cannot draw it. Uniform numbers are at
+least 0 and below 1, so one is below p with probability p, and a number that equals the sum rejects. With both
+thresholds 1, this is multi-round rejection sampling by draft tokens that are certain (SpecInfer, arXiv 2305.09781). The
+probability of each rejected token is copied to draft_probs. One more token is drawn with the last uniform number u: the
+first whose cumulative weight exceeds u times the sum of weights max(target - draft, 0); after NUM_STEPS accepted nodes
+draft_probs do not count. If no weight is positive, it is the last token of the vocabulary.
 
 retrive_next_token is the first child of a node and retrive_next_sibling the next child of its parent, -1 if there is
 none; retrive_index is the place of a node in predicts. predicts has at the place of the root and each accepted node the
@@ -58,7 +60,8 @@ def run(
         token, tried = candidates[tree, node], node > 0
         probability = target_probs[tree, last, token]
         mass = mass + probability
-        likely = (uniform_samples[tree, last] <= mass / bound) | (probability >= threshold_single)
+        likely = (uniform_samples[tree, last] < mass / bound) | (probability >= threshold_single)
+        likely &= probability > 0
         accept, reject = tried & likely, tried & ~likely
         draft = draft_probs_out[tree, last, token]
         draft_probs_out[tree, last, token] = torch.where(reject, probability, draft)

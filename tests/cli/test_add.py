@@ -12,7 +12,7 @@ from made_up_evidence import small_dataset
 from whole_dataset import MEMBERS
 
 import flashinfer_trace
-from flashinfer_trace.cli import adding, main
+from flashinfer_trace.cli import main
 from flashinfer_trace.dataset import add
 from flashinfer_trace.dataset.add import AddError, new_definition
 from flashinfer_trace.dataset.sync import SyncError, sync_definitions
@@ -100,7 +100,7 @@ def test_a_failure_at_the_end_leaves_nothing(dataset: Path, monkeypatch: pytest.
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(adding, "sync", fail)
+    monkeypatch.setattr("flashinfer_trace.dataset.sync.sync", fail)
     assert invoke("rmsnorm", "hidden_size=6656").exit_code in (1, 130)
     assert files(dataset) == before
 

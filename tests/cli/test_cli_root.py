@@ -24,9 +24,10 @@ def checkout(tmp_path_factory):
     for name in ("schema", "reference"):
         shutil.copytree(ROOT / name, root / name)
     (root / "docs").mkdir()
-    for name in ("definitions", "evidence"):
-        (root / name / "rmsnorm").mkdir(parents=True)
-        shutil.copy(ROOT / name / "rmsnorm" / "rmsnorm_h512.json", root / name / "rmsnorm")
+    for file in ("definitions/rmsnorm/rmsnorm_h512.json", "evidence/rmsnorm/rmsnorm_h512.jsonl"):
+        (root / file).parent.mkdir(parents=True)
+        shutil.copy(ROOT / file, root / file)
+    shutil.copytree(ROOT / "evidence" / "runs", root / "evidence" / "runs")
     shutil.copy(ROOT / "pyproject.toml", root / "pyproject.toml")
     return root
 

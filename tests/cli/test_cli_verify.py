@@ -295,19 +295,19 @@ def test_evidence_that_cannot_be_written_is_a_failure(invoke, monkeypatch):
         return [Report(job.definition.name, job.target, job.device, cases=60) for job in jobs]
 
     def refuse(*arguments):
-        raise PermissionError(13, "Permission denied", "evidence/rmsnorm/rmsnorm_h512.json")
+        raise PermissionError(13, "Permission denied", "evidence/rmsnorm/rmsnorm_h512.jsonl")
 
-    monkeypatch.setattr("flashinfer_trace.cli.verification.check_device", lambda device, torch, elsewhere: None)
+    monkeypatch.setattr("flashinfer_trace.cli.verification.check_device", lambda device, elsewhere: None)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr("flashinfer_trace.cli.runs.verify_together", pass_all)
     monkeypatch.setattr("flashinfer_trace.cli.runs.entry_of", refuse)
     result = invoke("verify", "rmsnorm_h512", "--kernel", "flashinfer.norm.rmsnorm", "--device", "cuda", "--record")
     assert result.exit_code == 1
-    assert "PermissionError" in result.stdout and "evidence/rmsnorm/rmsnorm_h512.json" in result.stdout
+    assert "PermissionError" in result.stdout and "evidence/rmsnorm/rmsnorm_h512.jsonl" in result.stdout
 
 
 def test_a_run_with_a_chosen_seed_is_not_recorded(invoke, monkeypatch):
-    monkeypatch.setattr("flashinfer_trace.cli.verification.check_device", lambda device, torch, elsewhere: None)
+    monkeypatch.setattr("flashinfer_trace.cli.verification.check_device", lambda device, elsewhere: None)
     result = invoke("verify", "rmsnorm_h512", "--device", "cuda", "--record", "--seed", "7")
     assert result.exit_code == 2
     assert "--record needs --seed 0: a run with a chosen seed is not evidence" in result.stderr

@@ -95,11 +95,13 @@ def test_words_that_fit_together_nowhere_are_told_apart(invoke):
 def test_the_state_is_that_of_the_evidence(invoke):
     (found,) = json.loads(invoke("find", "name=rmsnorm_h4096", "--format", "json").stdout)
     runs = proofs(ROOT, flashinfer_trace.load("rmsnorm_h4096"))
-    assert [(one["kernel"], one["gpu"]) for one in found["kernels"]] == [(run.kernel_label, run.gpu) for run in runs]
+    assert [(one["kernel"], one["gpu"]) for one in found["kernels"]] == [
+        (run.kernel_label, run.run.gpu) for run in runs
+    ]
     assert found["status"] == "verified" and found["constants"] == {"eps": "1e-5", "hidden_size": "4096"}
     assert found["models"] == {"llama-3.1-8b": [], "mixtral-8x7b": []} and found["family"] == "rmsnorm_eps1e5"
     text = invoke("find", "name=rmsnorm_h4096").stdout
-    assert all(f"{run.kernel_label}" in text and f" on {run.gpu}" in text for run in runs) and "eps=1e-5" in text
+    assert all(f"{run.kernel_label}" in text and f" on {run.run.gpu}" in text for run in runs) and "eps=1e-5" in text
 
 
 def test_list_shows_the_constants_that_names_do_not(invoke):

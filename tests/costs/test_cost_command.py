@@ -20,8 +20,7 @@ from flashinfer_trace.format.naming import family_name, load_naming
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.plans import ROW_AXES
 from flashinfer_trace.judging.costs import cost_of, shapes
-from flashinfer_trace.judging.costs.roofline import GpusError, Roofline, load_gpus, roofline
-from flashinfer_trace.judging.costs.work import Cost
+from flashinfer_trace.judging.costs.work import Cost, GpusError, Roofline, load_gpus, roofline
 
 ROOT = flashinfer_trace.find_root()
 

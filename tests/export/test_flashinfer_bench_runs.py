@@ -18,9 +18,8 @@ import flashinfer_trace
 from flashinfer_trace import Definition
 from flashinfer_trace.families import family_of
 from flashinfer_trace.families.moe.products import e4m3_groups
-from flashinfer_trace.judging.export.cases import Case, Unsuitable, cases
+from flashinfer_trace.judging.export.cases import Case, Scales, Unsuitable, cases
 from flashinfer_trace.judging.export.judgeable import unjudged
-from flashinfer_trace.judging.export.sources import Scales
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
 RECORDED = json.loads(RESULTS.read_text())

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 import flashinfer_trace
 from flashinfer_trace.cli import main
-from flashinfer_trace.dataset.model_coverage import load_needs, model_coverages
+from flashinfer_trace.dataset.coverage import load_needs, model_coverages
 from tools.extract_definitions import model_needs
 from tools.extract_definitions.models import available
 

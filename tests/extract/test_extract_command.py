@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
-from made_up_evidence import made_up_evidence
+from made_up_evidence import write_evidence
 from small_models import MIXTURE, TINY, add_model, load_definition
 
 from flashinfer_trace.dataset.validation import validate_paths
@@ -317,9 +317,7 @@ def test_another_directory(root, extract, snapshot, tmp_path):
 def test_evidence_decides_the_status(root, extract):
     extract("--model-name", "tiny")
     definition = Definition.from_dict(load_definition(root, "rmsnorm/rmsnorm_h64.json"))
-    path = root / "evidence" / "rmsnorm" / "rmsnorm_h64.json"
-    path.parent.mkdir()
-    path.write_text(json.dumps(made_up_evidence(root, definition)))
+    write_evidence(root, definition)
     status, _, err = extract("--model-name", "twin-1.5")
     assert status == 0, err
     assert load_definition(root, "rmsnorm/rmsnorm_h64.json")["tags"][0] == "status:verified"
@@ -329,9 +327,7 @@ def test_evidence_decides_the_status(root, extract):
 def test_a_deleted_definition_is_extracted_again_although_its_evidence_is_there(root, extract, snapshot):
     extract("--model-name", "tiny")
     definition = Definition.from_dict(load_definition(root, "rmsnorm/rmsnorm_h64.json"))
-    path = root / "evidence" / "rmsnorm" / "rmsnorm_h64.json"
-    path.parent.mkdir()
-    path.write_text(json.dumps(made_up_evidence(root, definition)))
+    write_evidence(root, definition)
     extract("--model-name", "tiny", "--refresh")
     before = snapshot()
     assert load_definition(root, "rmsnorm/rmsnorm_h64.json")["tags"][0] == "status:verified"

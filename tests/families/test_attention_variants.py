@@ -139,7 +139,7 @@ def sigmoid_tanh(error):
 def test_bounds_of_prefill_kernels_allow_for_the_error_of_sigmoid(name, error, accepted):
     family, definition, inputs = case(name, "large")
     output, _ = by_loops(definition, inputs, sigmoid_tanh(error), lambda p: p.bfloat16().double())
-    (kernel,) = family.kernels
+    kernel = next(one for one in family.kernels if one.library == "sglang")  # FlashAttention 3 has tanh.approx
     comparisons = evaluate(family.policies(kernel), {"output": output.bfloat16()}, family.oracle(definition, inputs))
     assert comparisons["output"].passed == accepted
 

@@ -68,9 +68,12 @@ MUTANTS = [
     *((name, (place, place.replace(ids, f"{ids} & 0x7FFF", 1))) for name, place, ids in SLOTS),
     ("verify_tree_greedy_s3_dt8", ("== target[place]", "& 0xFFFF == target[place] & 0xFFFF")),
     *(
-        (name, ("<= mass / bound", wrong))
+        (name, change)
         for name in TREES
-        for wrong in ("< mass / bound", "<= (mass / bound).clamp_max(0.999)")
+        for change in (
+            ("< mass / bound", "< (mass / bound).clamp_max(0.999)"),
+            ("likely &= probability > 0", "likely &= True"),
+        )
     ),
     *((name, ("return output", "output[256:] = 0\n    return output")) for name in EXPERTS),
     (PARTLY_ROTATED[2], ("rotate(q, cos", "rotate(q * (torch.arange(q.shape[1]) < 4)[:, None], cos")),

@@ -115,7 +115,7 @@ FAKES = {
     "sgl_kernel.fp8_blockwise_scaled_mm": fake_sgl_blockwise,
     "sgl_kernel.fp8_scaled_mm": fake_sgl_scaled,
     "deep_gemm.fp8_gemm_nt": fake_deep_gemm,
-    "sglang.srt.layers.quantization.fp8_kernel.w8a8_block_fp8_matmul_triton": fake_triton,
+    "sglang.kernels.ops.gemm.fp8_kernel.w8a8_block_fp8_matmul_triton": fake_triton,
 }
 
 

@@ -27,6 +27,24 @@ def fake_logits(q, keys, weights, start, end, clean_logits):
     return (products.clamp_min(0) * weights.T.unsqueeze(2)).sum(dim=0) * scale
 
 
+def fake_paged_logits(q, cache, weights, lengths, table, schedule, longest, clean_logits):
+    """Reads the pages of a table, whose scales follow the codes; writes a number beyond the length of a request."""
+    assert q.shape[1] == 1
+    assert lengths.shape == (len(q), 1)
+    assert lengths.dtype == table.dtype == torch.int32
+    assert schedule == ("schedule of pages of 64", 132)
+    assert (lengths > 0).all()
+    assert longest == table.shape[1] * 64
+    rows, dim = [], q.shape[-1]
+    for row, pages in enumerate(table.long()):
+        data = cache[pages].flatten(1)
+        codes = data[:, : 64 * dim].contiguous().view(torch.float8_e4m3fn).view(-1, dim)
+        scales = data[:, 64 * dim :].contiguous().view(torch.float32).flatten()
+        own = fake_logits(q[row], (codes, scales), weights[row : row + 1], lengths[0], lengths[0], clean_logits)
+        rows.append(own.masked_fill(torch.arange(longest) >= lengths[row], 7.0))
+    return torch.cat(rows)
+
+
 @pytest.fixture
 def deep_gemm(monkeypatch):
     module = ModuleType("deep_gemm")
@@ -34,11 +52,14 @@ def deep_gemm(monkeypatch):
     return module
 
 
-def test_the_kernel_is_called_as_sglang_calls_it(deep_gemm):
-    deep_gemm.fp8_mqa_logits = fake_logits
+@pytest.mark.parametrize("index", [0, 1])
+def test_the_kernels_are_called_as_sglang_calls_them(index, deep_gemm):
+    deep_gemm.fp8_mqa_logits, deep_gemm.fp8_paged_mqa_logits = fake_logits, fake_paged_logits
+    deep_gemm.get_num_sms = lambda: 132
+    deep_gemm.get_paged_mqa_logits_metadata = lambda lengths, page, count: (f"schedule of pages of {page}", count)
     definition = flashinfer_trace.load(NAME)
     family = family_of(definition)
-    report = verify(Job(definition, family, family.kernels[0]), examples=30)
+    report = verify(Job(definition, family, family.kernels[index]), examples=30)
     assert report.status == "passed", report.message
     assert report.cases >= 30
 

@@ -52,13 +52,13 @@ def fake_product(a, b, d):
     d.copy_(a.float() @ b.float())
 
 
-ACTIVATION = "sglang.jit_kernel.activation"
+ACTIVATION = "sglang.kernels.ops.activation.activation"
 FAKES = {
     f"{ACTIVATION}.silu_and_mul": gated(torch.nn.functional.silu),
     f"{ACTIVATION}.gelu_and_mul": gated(lambda gate: gate * (1 + torch.erf(gate * RECIPROCAL_ROOT)) / 2),
     f"{ACTIVATION}.gelu_tanh_and_mul": gated(lambda gate: torch.nn.functional.gelu(gate, approximate="tanh")),
-    "sglang.jit_kernel.rope.apply_rope_with_cos_sin_cache_inplace": fake_rope,
-    "sglang.jit_kernel.rope.apply_rope_inplace_with_kvcache": fake_rope_store,
+    "sglang.kernels.ops.attention.rope.apply_rope_with_cos_sin_cache_inplace": fake_rope,
+    "sglang.kernels.ops.attention.rope.apply_rope_inplace_with_kvcache": fake_rope_store,
     "deep_gemm.bf16_gemm_nn": fake_product,
 }
 
@@ -88,15 +88,15 @@ def kernels(monkeypatch):
         ("gelu_tanh_and_mul_i14336", f"{ACTIVATION}.gelu_tanh_and_mul"),
         (
             "rope_with_cos_sin_cache_neox_style_h32_kv8_d128_rd128",
-            "sglang.jit_kernel.rope.apply_rope_with_cos_sin_cache_inplace",
+            "sglang.kernels.ops.attention.rope.apply_rope_with_cos_sin_cache_inplace",
         ),
         (
             "rope_with_cos_sin_cache_gptj_style_h128_kv1_d64_rd64",
-            "sglang.jit_kernel.rope.apply_rope_with_cos_sin_cache_inplace",
+            "sglang.kernels.ops.attention.rope.apply_rope_with_cos_sin_cache_inplace",
         ),
         (
             "rope_with_cos_sin_cache_neox_style_store_h64_kv4_d128",
-            "sglang.jit_kernel.rope.apply_rope_inplace_with_kvcache",
+            "sglang.kernels.ops.attention.rope.apply_rope_inplace_with_kvcache",
         ),
         ("gemm_bf16_n6144_k4096", "deep_gemm.bf16_gemm_nn"),
         ("gemm_bf16_n256_k7168", "torch.matmul"),

@@ -11,7 +11,7 @@ from emulated_runs import assert_kernel_passes
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
-from flashinfer_trace.families.kv_cache_fp8 import BFLOAT16_MAX, MODULE, finite_codes
+from flashinfer_trace.families.kv_cache_fp8 import BFLOAT16_MAX, DEQUANTIZE, QUANTIZE, finite_codes
 from flashinfer_trace.harness.family import PlanRequest
 from flashinfer_trace.harness.inputs import Draws
 
@@ -51,7 +51,7 @@ def quantize_k_cache_separate(k_nope, k_rope, tile_size=128):
     return nope.unsqueeze(1), rope.unsqueeze(1)
 
 
-def dequantize_k_cache_paged(quant_k_cache, page_table_1_flattened, group_size=128):
+def dequantize_k_cache_paged_dsa(quant_k_cache, page_table_1_flattened, group_size=128):
     assert quant_k_cache.dtype == FP8 and quant_k_cache.shape[1:] == (1, BYTES)
     assert page_table_1_flattened.dtype == torch.int32 and page_table_1_flattened.ndim == 1
     rows = quant_k_cache.view(-1, BYTES).view(torch.uint8)[page_table_1_flattened.long()]
@@ -61,8 +61,8 @@ def dequantize_k_cache_paged(quant_k_cache, page_table_1_flattened, group_size=1
 
 
 STAND_INS = {
-    f"{MODULE}.quant_k_cache": (quantize_k_cache, quantize_k_cache_separate),
-    f"{MODULE}.dequant_k_cache": (dequantize_k_cache_paged,),
+    QUANTIZE: (quantize_k_cache, quantize_k_cache_separate),
+    DEQUANTIZE: (dequantize_k_cache_paged_dsa,),
 }
 
 

@@ -113,12 +113,13 @@ def test_bases_differ():
 
 
 def kernel_model(base, v_a, s_a, v_b, s_b, error=0.0):
-    """Both kernels in float32; `error` is that of an approximate exponential. In base e, +inf is read as -inf."""
+    """Both kernels in float32; `error` is that of an approximate exponential. In base e, +inf is read as -inf, and two
+    states without keys give NaN."""
     if base != 2:
         s_a, s_b = (s.masked_fill(s == math.inf, -math.inf) for s in (s_a, s_b))
     top = torch.maximum(s_a, s_b)
     if base == 2:
-        powers = [torch.exp2(s - top) for s in (s_a, s_b)]
+        powers = [torch.exp2(s - top).nan_to_num(0.0) for s in (s_a, s_b)]
         log = torch.log2
     else:
         powers = [torch.exp2((s - top) * torch.tensor(math.log2(math.e))) for s in (s_a, s_b)]
@@ -126,6 +127,7 @@ def kernel_model(base, v_a, s_a, v_b, s_b, error=0.0):
     powers = [torch.where(power == 1, 1.0, power * (1 + error)) for power in powers]
     total = powers[0] + powers[1]
     shares = [(power / total).unsqueeze(-1) for power in powers]
+    shares = [share.nan_to_num(0.0) for share in shares] if base == 2 else shares
     return (shares[0] * v_a.float() + shares[1] * v_b.float()).to(v_a.dtype), log(total) + top
 
 
@@ -135,13 +137,16 @@ def kernel_model(base, v_a, s_a, v_b, s_b, error=0.0):
 @pytest.mark.parametrize(("name", "base"), NAMES.items())
 def test_bounds_hold_for_a_model_of_the_kernel(name, base, spread, values, error):
     """The bounds are also tight: where the weights of both states matter, outputs use a good part of theirs."""
-    family, _, inputs, expected = case(name, spread=spread, values=values, empty=["a", "b"])
-    outputs = dict(zip(expected, kernel_model(base, **inputs, error=error), strict=True))
-    found = evaluate(family.policies(family.kernels[0]), outputs, expected)
-    assert all(comparison.passed for comparison in found.values()), {o: str(c) for o, c in found.items()}
+    worst = {"v_merged": 0.0, "s_merged": 0.0}
+    for seed in range(3):
+        family, _, inputs, expected = case(name, seed, spread=spread, values=values, empty=["a", "b"])
+        outputs = dict(zip(expected, kernel_model(base, **inputs, error=error), strict=True))
+        found = evaluate(family.policies(family.kernels[0]), outputs, expected)
+        assert all(comparison.passed for comparison in found.values()), {o: str(c) for o, c in found.items()}
+        worst = {output: max(ratio, found[output].ratio) for output, ratio in worst.items()}
     if spread == "near":
-        assert found["v_merged"].ratio > 0.9
-        assert found["s_merged"].ratio > 0.2
+        assert worst["v_merged"] > 0.9
+        assert worst["s_merged"] > 0.2
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -161,7 +166,8 @@ def test_a_kernel_that_rounds_its_shares_is_rejected(name):
 def test_plans_draw_the_awkward_rows_but_spare_kernels_what_they_answer_with_nan(name):
     family, definition = twin(name)
     (kernel,) = family.kernels
-    for target, sides in ((None, set(EMPTY)), (kernel, {"a", "b"})):
+    spared = NAMES[name] != 2
+    for target, sides in ((None, set(EMPTY)), (kernel, {"a", "b"} if spared else set(EMPTY))):
         plans = drawn_plans(family, definition, target)
         assert {plan["spread"] for plan in plans} == {*SPREADS, "mixed"}
         assert {plan["values"] for plan in plans} == set(VALUES)
@@ -169,11 +175,11 @@ def test_plans_draw_the_awkward_rows_but_spare_kernels_what_they_answer_with_nan
         assert (min(plan["seq_len"] for plan in plans) == 0) is (target is None)
     _, _, inputs, _ = case(name, empty=list(EMPTY))
     nothing = [inputs[s].isinf() for s in ("s_a", "s_b")]
-    assert all((inputs[s] == math.inf).any() for s in ("s_a", "s_b")) is (NAMES[name] != 2)
+    assert all((inputs[s] == math.inf).any() for s in ("s_a", "s_b")) is spared
     assert (nothing[0] & nothing[1]).any()
     assert (nothing[0] & ~nothing[1]).any()
     assert (~nothing[0] & nothing[1]).any()
-    assert kernel_model(NAMES[name], **inputs)[0].isnan().any()
+    assert kernel_model(NAMES[name], **inputs)[0].isnan().any() == spared
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -182,9 +188,10 @@ def test_bounds_hold_for_a_model_of_the_kernel_in_every_corner(name):
     (kernel,) = family.kernels
     plans = Job(flashinfer_trace.load(name), family, kernel).corners
     assert {plan["values"] for plan in plans} == {"normal", "large", *CORNER_VALUES}
-    assert {side for plan in plans for side in plan["empty"]} == {"a", "b"}
-    # The reference has three more: states that are both empty, many rows, and one row.
-    assert len(Job(flashinfer_trace.load(name), family).corners) == len(plans) + 3
+    spared = NAMES[name] != 2
+    assert {side for plan in plans for side in plan["empty"]} == ({"a", "b"} if spared else set(EMPTY))
+    # The reference has one row besides; and where the kernel is spared states that are both empty, these and many rows.
+    assert len(Job(flashinfer_trace.load(name), family).corners) == len(plans) + (3 if spared else 1)
     for plan in plans:
         inputs = family.inputs(definition, plan, 0, "cpu")
         assert all(inputs[value].isfinite().all() for value in ("v_a", "v_b"))
@@ -222,7 +229,7 @@ def test_kernels_are_there_for_the_heads_that_they_launch():
 
 @pytest.fixture
 def stand_ins(monkeypatch):
-    """Modules with the calls of flashinfer 0.6.12 and sglang-kernel 0.4.2, and the results of their model."""
+    """Modules with the calls of flashinfer 0.7.2 and sglang-kernel 0.4.10, and the results of their model."""
     modules = {name: ModuleType(name) for name in ("flashinfer", "flashinfer.cascade", "sgl_kernel")}
 
     def merge_state_v2(v_a, s_a, v_b, s_b, v_merged=None, s_merged=None):

@@ -6,6 +6,8 @@ its roundings, its unwritten slots and its poisoned outputs.
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from moe_cases import measured_over_modelled_gain
@@ -203,14 +205,15 @@ def test_a_wrong_pipeline_is_rejected(sgl_kernel, mistake):
 
 
 def test_weights_with_bias_are_rejected(sgl_kernel, monkeypatch):
-    gate = sgl_kernel.moe_fused_gate
+    router = sys.modules["sglang.kernels.ops.moe.moe_fused_gate"]
+    gate = router.moe_fused_gate
 
     def biased_gate(logits, bias, *arguments, **keywords):
         weights, ids = gate(logits, bias, *arguments, **keywords)
         chosen = torch.sigmoid(logits).gather(1, ids.long()) + bias[ids.long()]
         return chosen / chosen.sum(1, keepdim=True) * weights.sum(1, keepdim=True), ids
 
-    monkeypatch.setattr(sgl_kernel, "moe_fused_gate", biased_gate)
+    monkeypatch.setattr(router, "moe_fused_gate", biased_gate)
     inputs, expected = case(bias="large")
     outputs = PIPELINE.call(TWIN, inputs, poisoned_outputs(TWIN, inputs, 0))["output"]
     for name, policy in POLICIES.items():

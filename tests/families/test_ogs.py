@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import sys
@@ -178,32 +179,17 @@ def test_only_a_sigmoid_below_the_smallest_normal_number_may_be_flushed(gate, ac
 
 
 @dataclass
-class FakeIndx:
-    src_indx: torch.Tensor
-    dst_indx: torch.Tensor
-
-
-@dataclass
-class FakeRouting:
-    gate_scal: object
-    expt_hist: torch.Tensor
-    n_expts_tot: int
-    n_expts_act: int
-    expt_data: object
-
-
-@dataclass
 class FakeFn:
     name: str
     fn: object
     fn_arg_names: tuple
+    reduction_n: int = 1
 
 
 @dataclass
 class FakeActivation:
     specs: FakeFn
     fn_args: tuple
-    reduction_n: int
 
 
 def fake_swiglu(y, alpha, limit):
@@ -219,13 +205,19 @@ class FakeTensor:
     layout: object = None
 
 
-def fake_convert(tensor, layout, **options):
-    assert options == ({"mx_axis": 1, "num_warps": 8} if layout == "scales" else {"mx_axis": 1})
-    assert (tensor.dtype == "fp4") == (layout == "values")
-    return FakeTensor(SimpleNamespace(data=tensor.storage.data.clone()), tensor.dtype, layout)
+def fake_convert(tensor, layout):
+    assert (tensor.dtype == "fp4") == (layout == ("values", {"mx_axis": -2}))
+    return FakeTensor(SimpleNamespace(data=tensor.storage.data.clone()), tensor.dtype, layout[0])
 
 
 CONSTRAINTS: dict[str, int] = {}
+
+
+@contextlib.contextmanager
+def fake_constraints(constraints):
+    CONSTRAINTS.update(constraints)
+    yield
+    CONSTRAINTS.clear()
 
 
 def dense(w, precision_config):
@@ -233,84 +225,71 @@ def dense(w, precision_config):
     if precision_config is None:
         assert not CONSTRAINTS
         return w
-    scale = precision_config.weight_scale
+    scale = precision_config.b_mx_scale
     assert CONSTRAINTS == {"split_k": 1}
+    assert precision_config.b_microblock_size == 32
     assert (w.layout, scale.layout) == ("values", "scales")
-    data = scale.storage.data
-    behind = torch.empty(0, dtype=torch.uint8).set_(data.untyped_storage())[data.numel() :]
-    assert len(behind) >= 64
-    assert not behind.any()
-    return torch.stack([widened(*each).bfloat16() for each in zip(w.storage.data, data, strict=True)])
+    codes, scales = w.storage.data, scale.storage.data
+    assert scales.shape[1] == -(-codes.shape[1] // 64) * 4, "a tile of scales would be read in part"
+    own = scales[:, : codes.shape[1] // 16]
+    return torch.stack([widened(*each).bfloat16() for each in zip(codes, own, strict=True)])
 
 
 def fake_matmul(
-    x,
-    w,
+    a,
+    b,
     bias,
-    routing,
+    a_ragged_metadata,
     gather_indx=None,
     scatter_indx=None,
-    gammas=None,
-    y=None,
-    fused_activation=None,
     precision_config=None,
+    gammas=None,
+    c=None,
+    fused_activation=None,
 ):
-    """Rows in float32, rounded; rows of a token are summed after that."""
-    w = dense(w, precision_config)
-    assert x.dtype == w.dtype == y.dtype == torch.bfloat16
+    """Rows in float32, rounded, and written to the places of their pairs."""
+    b = dense(b, precision_config)
+    assert a.dtype == b.dtype == c.dtype == torch.bfloat16
     assert bias is None or bias.dtype == torch.float32
-    assert routing.expt_data == ("data", routing.n_expts_tot, int(routing.expt_hist.sum()))
+    counts, total = a_ragged_metadata
+    assert total == int(counts.sum())
     for indices in (gather_indx, scatter_indx):
-        if indices is not None:
-            assert indices.src_indx.dtype == indices.dst_indx.dtype == torch.int32
-    rows = x.float() if gather_indx is None else x[gather_indx.src_indx // routing.n_expts_act].float()
-    experts = torch.arange(len(w)).repeat_interleave(routing.expt_hist.long())
-    out = torch.stack([row @ w[expert].float() for row, expert in zip(rows, experts, strict=True)])
+        assert indices is None or (indices.dtype == torch.int32 and len(indices) == total)
+    rows = a.float() if gather_indx is None else a[gather_indx].float()
+    experts = torch.arange(len(b)).repeat_interleave(counts.long())
+    out = torch.stack([row @ b[expert].float() for row, expert in zip(rows, experts, strict=True)])
     if bias is not None:
         out = out + bias[experts]
     if fused_activation is not None:
-        assert fused_activation.reduction_n == 2
+        assert fused_activation.specs.reduction_n == 2
         out = fused_activation.specs.fn(out, *fused_activation.fn_args)
     if gammas is not None:
         out = out * gammas.float().unsqueeze(1)
-    out = out.bfloat16()
-    if scatter_indx is not None:
-        assert torch.equal(scatter_indx.dst_indx[scatter_indx.src_indx.long()], torch.arange(len(rows)).int())
-        out = out[scatter_indx.src_indx.view(-1, routing.n_expts_act).long()].float().sum(dim=1).bfloat16()
-    assert y.shape == (1, *out.shape)
-    y.copy_(out)
+    assert c.shape == out.shape
+    c[slice(None) if scatter_indx is None else scatter_indx.long()] = out.bfloat16()
 
 
 @pytest.fixture
 def library(monkeypatch):
     functions = {
-        "matmul_ogs": {
-            "matmul_ogs": fake_matmul,
+        "matmul": {
+            "matmul": fake_matmul,
             "FnSpecs": FakeFn,
             "FusedActivation": FakeActivation,
             "PrecisionConfig": SimpleNamespace,
         },
-        "matmul_ogs_details": {
-            "opt_flags": SimpleNamespace(
-                update_opt_flags_constraints=CONSTRAINTS.update, reset_opt_flags_constraints=CONSTRAINTS.clear
-            )
-        },
+        "matmul_details": {"opt_flags": SimpleNamespace(scoped_opt_flags_constraints=fake_constraints)},
         "tensor": {
             "FP4": "fp4",
             "wrap_torch_tensor": lambda tensor, dtype=None: FakeTensor(SimpleNamespace(data=tensor), dtype),
             "convert_layout": fake_convert,
+            "make_ragged_tensor_metadata": lambda counts, rows: (counts, rows),
         },
         "tensor_details": {
             "layout": SimpleNamespace(
                 make_default_matmul_mxfp4_w_layout=lambda **options: ("values", options),
                 make_default_matmul_mxfp4_w_scale_layout=lambda **options: ("scales", options),
             )
-        },
-        "routing": {
-            "GatherIndx": FakeIndx,
-            "ScatterIndx": FakeIndx,
-            "RoutingData": FakeRouting,
-            "compute_expt_data": lambda hist, experts, rows: ("data", experts, rows),
         },
         "swiglu": {"swiglu_fn": fake_swiglu},
     }

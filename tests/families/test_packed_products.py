@@ -11,7 +11,7 @@ from emulated_tensor_core import truncating_product
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
-from flashinfer_trace.families.gemm.fp4 import dequantised, value_of
+from flashinfer_trace.families.gemm.fp4 import dequantized, value_of
 from flashinfer_trace.families.gemm.qserve import original_order, reordered, unpacked
 from flashinfer_trace.harness.case import run_case
 from flashinfer_trace.harness.inputs import Draws
@@ -48,7 +48,7 @@ def test_block_scales_are_found_in_the_tiles_of_the_tensor_core():
     stored = torch.zeros(256, 8)
     stored.view(-1)[3 * 512 + 7 * 16 + 1 * 4 + 2] = 2
     ones = torch.full((200, 64), 0x22, dtype=torch.int8)
-    values = dequantised(ones, stored.to(torch.float8_e4m3fn))
+    values = dequantized(ones, stored.to(torch.float8_e4m3fn))
     assert values.nonzero().tolist() == [[167, 6 * 16 + column] for column in range(16)]
     assert float(values.max()) == 2
 
@@ -100,13 +100,13 @@ def fake_fp4(a, b, a_scales, b_scales, alpha, dtype):
     assert alpha.shape == (1,)
     assert alpha.dtype == torch.float32
     assert all(each.is_contiguous() for each in (a, b, a_scales, b_scales))
-    rows, weights = (dequantised(packed, stored).float() for packed, stored in ((a, a_scales), (b, b_scales)))
+    rows, weights = (dequantized(packed, stored).float() for packed, stored in ((a, a_scales), (b, b_scales)))
     return ((rows @ weights.T) * alpha).to(dtype)
 
 
 FAKES = {
     "sgl_kernel.int8_scaled_mm": fake_int8,
-    "sgl_kernel.bmm_fp8": fake_bmm,
+    "sglang.kernels.ops.gemm.bmm_fp8": fake_bmm,
     "sgl_kernel.dsv3_router_gemm": fake_router,
     "deep_gemm.bf16_gemm_nt": fake_deep_gemm,
     "sgl_kernel.qserve_w4a8_per_chn_gemm": fake_per_channel,

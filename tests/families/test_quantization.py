@@ -184,6 +184,11 @@ def jit_per_group(input, output_q, output_s, group_size, eps, fp8_min, fp8_max, 
     per_group(input, output_q, output_s, group_size, eps, fp8_min, fp8_max, scale_ue8m0)
 
 
+def per_token_group_quant(input, output_q=None, output_s=None, group_size=128, scale_ue8m0=False):
+    limits = (-448, 448) if output_q.is_floating_point() else (-128, 127)
+    per_group(input, output_q, output_s, group_size, 1e-10, *limits, scale_ue8m0)
+
+
 def triton_per_token_int8(x):
     """CUDA's round() takes halves away from zero."""
     largest = x.float().abs().amax(dim=-1, keepdim=True).clamp_min(1e-10)
@@ -198,8 +203,10 @@ FAKES = {
     "sgl_kernel.sgl_per_token_group_quant_int8": per_group,
     "sglang.jit_kernel.per_token_group_quant_8bit.per_token_group_quant_8bit": jit_per_group,
     "sglang.srt.layers.quantization.fp8_kernel.per_token_group_quant_8bit": triton_per_group,
-    "sglang.srt.layers.quantization.int8_kernel.per_token_group_quant_int8": triton_per_group_int8,
-    "sglang.srt.layers.quantization.int8_kernel.per_token_quant_int8": triton_per_token_int8,
+    "sglang.kernels.ops.quantization.int8_kernel.per_token_group_quant_int8": triton_per_group_int8,
+    "sglang.kernels.ops.quantization.int8_kernel.per_token_quant_int8": triton_per_token_int8,
+    "sglang.kernels.ops.quantization.per_token_group_quant.per_token_group_quant": per_token_group_quant,
+    "sglang.kernels.ops.quantization.per_token_quant_fp8.per_token_quant_fp8": per_token,
 }
 
 

@@ -155,6 +155,9 @@ def test_wrong_parameters_are_rejected(name: str, change: Callable[[dict[str, An
     if len(probe) == 3 and not torch.equal(change(probe)["top_k"], probe["top_k"]):
         # What top-k passes must not be hidden by top-p.
         plan["specs"] = [{**spec, "top_p": 1.5} for spec in plan["specs"]]
+    elif len(probe) == 3 and change is not tempered:
+        # Of what top-k passes, top-p must leave out some, whatever is drawn.
+        plan["specs"] = [{**spec, "top_p": 0.7} for spec in plan["specs"]]
     for seed in range(5):
         inputs = family.inputs(definition, plan, seed, "cpu")
         expected = family.oracle(definition, inputs)["samples"]

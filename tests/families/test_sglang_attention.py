@@ -14,15 +14,21 @@ from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.case import evaluate, kernel_outputs
 from flashinfer_trace.harness.verify import Job, verify
 
-TRITON = "sglang.srt.layers.attention.triton_ops.decode_attention"
-EXTEND = "sglang.srt.layers.attention.triton_ops.extend_attention"
-FLASH = "sgl_kernel.flash_mla"
+TRITON = "sglang.kernels.ops.attention.decode_attention"
+EXTEND = "sglang.kernels.ops.attention.extend_attention"
+FLASH = "flash_mla"
+FA3 = "sgl_kernel.flash_attn"
 #: Parts of keys are multiples of this.
 SMALLEST_PART = 32
 
 
 def weighted(q, keys, values, scale, cap=0.0, sinks=None):
-    """Output and natural lse of q [heads, dim] over keys [n, kv_heads, dim]; weights are rounded after their sum."""
+    """Output and natural lse of q [heads, dim] over keys [n, kv_heads, dim]; weights are rounded after their sum.
+
+    Beside values in fp8, weights and queries are rounded to it.
+    """
+    if values.dtype == torch.float8_e4m3fn:
+        q = q.float().clamp(-448, 448).to(values.dtype)
     group = q.shape[0] // keys.shape[1]
     k, v = (each.float().repeat_interleave(group, dim=1) for each in (keys, values))
     logits = torch.einsum("hd,nhd->hn", q.float(), k) * scale
@@ -54,7 +60,10 @@ def fake_decode(
     v_scale,
     logit_cap=0.0,
     sinks=None,
+    has_mla=False,
 ):
+    assert has_mla == (keys.shape[-1] != values.shape[-1])
+    assert not has_mla or keys.data_ptr() == values.data_ptr()
     assert kv_indices.dtype == torch.int64
     assert splits.dtype == kv_indptr.dtype == torch.int32
     assert parts.is_contiguous()
@@ -75,11 +84,8 @@ def fake_decode(
         o[b] = ((weights / total).unsqueeze(2) * written).sum(dim=1) * v_scale
 
 
-def fake_metadata(lengths, queries, heads, query_heads=None, is_fp8_kvcache=False, topk=None):
-    assert lengths.dtype == torch.int32
-    assert heads == 1
-    assert (query_heads is None) == (topk is None) == (not is_fp8_kvcache)
-    return torch.zeros(2, 8, dtype=torch.int32), torch.arange(len(lengths) + 1, dtype=torch.int32)
+def fake_metadata():
+    return "filled by the first call", None
 
 
 def fake_sparse_fp8(q, k_cache, width, scale, indices):
@@ -99,14 +105,16 @@ def fake_sparse_fp8(q, k_cache, width, scale, indices):
 
 
 def fake_flash(
-    *, q, k_cache, block_table, cache_seqlens, head_dim_v, softmax_scale, causal=False, indices=None, **metadata
-):
+    *, q, k_cache, block_table, cache_seqlens, head_dim_v, tile_scheduler_metadata, softmax_scale, use_legacy,
+    causal=False, is_fp8_kvcache=False, indices=None,
+):  # fmt: skip
+    assert use_legacy
+    assert tile_scheduler_metadata == fake_metadata()[0]
+    assert is_fp8_kvcache == (indices is not None)
     if indices is not None:
-        assert metadata.pop("is_fp8_kvcache")
         assert block_table.shape == (len(q), 0)
         return fake_sparse_fp8(q, k_cache, head_dim_v, softmax_scale, indices)
     assert causal
-    assert metadata.keys() == {"tile_scheduler_metadata", "num_splits"}
     assert block_table.dtype == torch.int32
     outputs, sums = [], []
     for b, length in enumerate(cache_seqlens.tolist()):
@@ -155,8 +163,39 @@ def fake_extend(
             o[row] = weighted(q[row], keys, values, sm_scale, logit_cap, sinks)[0]
 
 
-def fake_sparse(q, kv, indices, scale, width):
+def fake_flash_attention(
+    *, q, k_cache, v_cache, page_table, cache_seqlens, cu_seqlens_q, max_seqlen_q, num_splits, softmax_scale, causal,
+    window_size, softcap, return_softmax_lse, k_descale=None, v_descale=None, sinks=None,
+):  # fmt: skip
+    """FlashAttention 3 over a table of slots; beside a cache in fp8, it takes scales [requests, key heads]."""
+    assert (num_splits, causal, return_softmax_lse) == (0, True, True)
+    assert max_seqlen_q == int(cu_seqlens_q.diff().max())
+    assert q.dtype == k_cache.dtype == v_cache.dtype
+    assert page_table.dtype == cache_seqlens.dtype == cu_seqlens_q.dtype == torch.int32
+    assert sinks is None or sinks.dtype == torch.bfloat16
+    one = torch.ones(len(page_table), k_cache.shape[2])
+    if k_cache.dtype == torch.float8_e4m3fn:
+        assert k_descale.shape == v_descale.shape == one.shape
+        assert k_descale.dtype == v_descale.dtype == torch.float32
+    of_keys, of_values = (one if each is None else each for each in (k_descale, v_descale))
+    outputs, sums = [], []
+    for b, length in enumerate(cache_seqlens.tolist()):
+        keys, values = (cache[page_table[b].long()].flatten(0, 1) for cache in (k_cache, v_cache))
+        first, end = cu_seqlens_q[b : b + 2].tolist()
+        for row in range(first, end):
+            last = length - (end - row)
+            seen = slice(max(0, last - window_size[0]) if window_size[0] >= 0 else 0, last + 1)
+            scale = softmax_scale * float(of_keys[b, 0])
+            output, lse = weighted(q[row], keys[seen], values[seen], scale, softcap, sinks)
+            outputs.append(output * float(of_values[b, 0]))
+            sums.append(lse)
+    return torch.stack(outputs).to(torch.bfloat16), torch.stack(sums).T
+
+
+def fake_sparse(q, kv, indices, scale, width, *, use_legacy, return_log2_lse):
     """Heads in whole blocks; the output, the largest logits and the lse of base 2."""
+    assert use_legacy
+    assert return_log2_lse
     assert q.shape[1] % 64 == 0
     assert indices.dtype == torch.int32
     assert indices.shape[1] == kv.shape[1] == 1
@@ -174,6 +213,7 @@ FAKES = {
     f"{TRITON}.decode_attention_fwd": fake_decode,
     f"{FLASH}.flash_mla_with_kvcache": fake_flash,
     f"{FLASH}.get_mla_metadata": fake_metadata,
+    f"{FA3}.flash_attn_with_kvcache": fake_flash_attention,
 }
 
 
@@ -202,9 +242,13 @@ def kernels(monkeypatch):
         ("gqa_extend_causal_h8_kv4_qk256_vo256_window1024", f"{EXTEND}.extend_attention_fwd"),
         ("gqa_extend_causal_h64_kv8_qk64_vo64_sinks", f"{EXTEND}.extend_attention_fwd"),
         ("gqa_extend_causal_h64_kv8_qk64_vo64_sinks_window128", f"{EXTEND}.extend_attention_fwd"),
+        ("gqa_extend_causal_h32_kv8_qk128_vo128", f"{FA3}.flash_attn_with_kvcache"),
+        ("gqa_extend_causal_h16_kv8_qk256_vo256_softcap50_window4096", f"{FA3}.flash_attn_with_kvcache"),
+        ("gqa_extend_causal_h64_kv8_qk64_vo64_sinks_window128", f"{FA3}.flash_attn_with_kvcache"),
         ("mla_paged_decode_h16_ckv512_kpe64_ps64", f"{FLASH}.flash_mla_with_kvcache"),
         ("dsa_sparse_attention_fp8_cache_h128_ckv512_kpe64_topk2048_ps64", f"{FLASH}.flash_mla_with_kvcache"),
         ("gqa_paged_decode_fp8_cache_h32_kv8_d128_ps1", f"{TRITON}.decode_attention_fwd"),
+        ("gqa_paged_decode_fp8_cache_h32_kv8_d128_ps1", f"{FA3}.flash_attn_with_kvcache"),
     ],
 )
 def test_kernels_are_called_as_their_libraries_want(name: str, path: str, kernels, monkeypatch):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -15,8 +17,9 @@ from flashinfer_trace.families.moe.reorder import EXPERTS
 from flashinfer_trace.harness.family import PlanRequest
 from flashinfer_trace.harness.verify import Job, verify
 
-MODULE = "sglang.srt.layers.moe.ep_moe.kernels"
-ROUTING = "triton_kernels.routing"
+MODULE = "sglang.kernels.ops.moe.ep_moe_kernels"
+BEFORE = "sglang.srt.layers.moe.ep_moe.kernels.post_reorder_triton_kernel"
+ROUTING = "triton_kernels.topk.topk"
 
 
 def masked_quantiser(x, codes, scales, group, counts, scale_ue8m0=False):
@@ -34,40 +37,60 @@ def masked_quantiser(x, codes, scales, group, counts, scale_ue8m0=False):
         scales[expert, :count] = found
 
 
+@dataclass
 class FakeReorder:
-    """Skips ids that are not positive, and adds up in bf16."""
+    """Adds up in bf16 what `here` does not skip: (expert, place) -> whether a pair counts."""
+
+    here: Callable[[int, int], bool]
 
     def __getitem__(self, grid):
-        def launch(rows, output, places, ids, weights, top_k, size, BLOCK_SIZE):
+        def launch(rows, output, places, ids, weights, top_k, size, factor=1.0, *, BLOCK_SIZE):
             assert grid == (len(output),)
             assert rows.shape[1] == size
-            assert places.shape == (len(output) * top_k,)
-            output.zero_()
-            for token, own in enumerate(ids.tolist()):
-                for choice, expert in enumerate(own):
-                    if expert > 0:
-                        weight = weights[token, choice].to(torch.bfloat16)
-                        output[token] += rows[int(places[token * top_k + choice])] * weight
+            assert factor == 1.0
+            output.copy_(self.added(rows, places, ids, weights, top_k, torch.bfloat16))
 
         return launch
 
+    def added(self, rows, places, ids, weights, top_k, dtype):
+        assert places.shape == (len(ids) * top_k,)
+        output = torch.zeros(len(ids), rows.shape[1], dtype=dtype)
+        for token, own in enumerate(ids.tolist()):
+            for choice, expert in enumerate(own):
+                place = int(places[token * top_k + choice])
+                if self.here(expert, place):
+                    output[token] += rows[place].to(dtype) * weights[token, choice].to(dtype)
+        return output
 
-def routing(logits, chosen, sm_first):
-    assert not sm_first
-    ids = (-logits.float()).argsort(dim=1, stable=True)[:, :chosen].sort(dim=1).values
-    weights = torch.softmax(logits.float().gather(1, ids), dim=1).to(logits.dtype)
+
+BY_PLACE = FakeReorder(lambda expert, place: place >= 0)
+
+
+def reorder(rows, output, places, ids, weights, top_k, tokens, size, factor, lora_delta=None):
+    assert (tokens, size, factor, lora_delta) == (*output.shape, 1.0, None)
+    output.copy_(BY_PLACE.added(rows, places, ids, weights, top_k, torch.float32))
+
+
+def topk(logits, chosen, apply_softmax):
+    """Choices best first, as int16; pairs are numbered in that order."""
+    assert apply_softmax
+    ids = (-logits.float()).argsort(dim=1, stable=True)[:, :chosen]
     pairs = ids.flatten().argsort(stable=True)
-    data = SimpleNamespace(
-        gate_scal=weights.flatten()[pairs], expt_hist=torch.bincount(ids.flatten(), minlength=logits.shape[1]).int()
+    metadata = SimpleNamespace(
+        col_sum=torch.bincount(ids.flatten(), minlength=logits.shape[1]).int(),
+        col_sorted_indx=pairs.int(),
+        row_sorted_indx=pairs.argsort().int(),
     )
-    rows = pairs.argsort().int()
-    return data, SimpleNamespace(src_indx=pairs.int()), SimpleNamespace(src_indx=rows)
+    weights = torch.softmax(logits.float().gather(1, ids), dim=1).to(logits.dtype)
+    return SimpleNamespace(vals=weights, indx=ids.short(), mask_metadata=metadata)
 
 
 FAKES = {
     f"{MODULE}.silu_and_mul_masked_post_quant_fwd": masked_quantiser,
-    f"{MODULE}.post_reorder_triton_kernel": FakeReorder(),
-    f"{ROUTING}.routing": routing,
+    f"{MODULE}.post_reorder_deepgemm": reorder,
+    f"{MODULE}.deepep_post_reorder_triton_kernel": BY_PLACE,
+    BEFORE: FakeReorder(lambda expert, place: expert > 0),
+    ROUTING: topk,
 }
 
 
@@ -75,8 +98,10 @@ FAKES = {
     ("name", "path"),
     [
         ("silu_and_mul_per_token_group_quant_fp8_i2048_g128", f"{MODULE}.silu_and_mul_masked_post_quant_fwd"),
-        ("moe_post_reorder_topk9_h7168", f"{MODULE}.post_reorder_triton_kernel"),
-        ("moe_topk_softmax_sorted_topk8_e128", f"{ROUTING}.routing"),
+        ("moe_post_reorder_topk9_h7168", f"{MODULE}.post_reorder_deepgemm"),
+        ("moe_post_reorder_topk9_h7168", f"{MODULE}.deepep_post_reorder_triton_kernel"),
+        ("moe_post_reorder_topk9_h7168", BEFORE),
+        ("moe_topk_softmax_sorted_topk8_e128", ROUTING),
     ],
 )
 def test_kernels_are_called_as_sglang_calls_them(name, path, monkeypatch):
@@ -90,14 +115,14 @@ def test_kernels_are_called_as_sglang_calls_them(name, path, monkeypatch):
     monkeypatch.setitem(sys.modules, module, fake)
     definition = flashinfer_trace.load(name)
     family = family_of(definition)
-    (kernel,) = family.kernels_of(definition)
+    (kernel,) = (one for one in family.kernels_of(definition) if one.path == path)
     report = verify(Job(definition, family, kernel), examples=30)
     assert report.status == "passed", report.message
     assert report.cases >= 30
 
 
 def test_a_token_that_chose_expert_0_counts_it():
-    """SGLang's kernel would skip it, so that its cases have none."""
+    """SGLang 0.5.11's kernel would skip it, so its cases have none."""
     definition = flashinfer_trace.load("moe_post_reorder_topk9_h7168").with_const_axes({"top_k": 2, "hidden_size": 1})
     output = definition.run(
         hidden_states=torch.tensor([[1.0], [2.0], [4.0]], dtype=torch.bfloat16),
@@ -112,7 +137,7 @@ def test_a_token_that_chose_expert_0_counts_it():
 def test_a_kernel_that_skips_expert_0_is_not_given_it(first):
     definition = flashinfer_trace.load("moe_post_reorder_topk9_h7168")
     family = family_of(definition)
-    (kernel,) = family.kernels
+    (kernel,) = (one for one in family.kernels if one.path == BEFORE)
     lowest = 0 if first else 1
     assert {plan["lowest_id"] for plan in drawn_plans(family, definition, None if first else kernel, 20)} == {lowest}
     request = PlanRequest(definition, {}, False, None if first else kernel.plan_options)

@@ -17,7 +17,7 @@ LAYERNORM = "sglang.srt.layers.layernorm"
 INVARIANT = "sglang.srt.batch_invariant_ops"
 TOPK = "sglang.srt.layers.moe.topk"
 SAMPLER = "sglang.srt.layers.sampler"
-HASH = "sglang.srt.layers.utils.hash"
+HASH = "sglang.kernels.ops.sampling.murmur_hash"
 ROTARY = "sglang.srt.layers.rotary_embedding.utils"
 SUM = "sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe"
 #: Whether the modes are on.

@@ -8,6 +8,7 @@ import emulated_speculative
 import hypothesis
 import pytest
 import torch
+from changed_references import changed
 from emulated_runs import assert_kernel_passes
 from hypothesis import strategies as st
 
@@ -19,7 +20,8 @@ from flashinfer_trace.families.speculative.trees import children_of, drawn_paren
 from flashinfer_trace.harness.case import reference_outputs
 from flashinfer_trace.harness.family import PlanRequest
 from flashinfer_trace.harness.inputs import Draws
-from flashinfer_trace.harness.verify import prepare
+from flashinfer_trace.harness.verify import Job, prepare, verify
+from flashinfer_trace.judging.judge import judge
 
 NAMES = (
     "concat_mla_k_h128_nope128_kpe64",
@@ -44,7 +46,10 @@ NAMES = (
 )
 SAMPLING = "tree_speculative_sampling_target_only_s3_dt8_v129280"
 #: Kernels of attention that other tests emulate.
-ELSEWHERE = ("BatchMLAPagedAttentionWrapper", "BatchPrefillWithRaggedKVCacheWrapper", "flash_mla_with_kvcache")
+ELSEWHERE = (
+    *("BatchMLAPagedAttentionWrapper", "BatchPrefillWithRaggedKVCacheWrapper", "flash_mla_with_kvcache"),
+    *("flash_attn_with_kvcache", "flash_attn_varlen_func"),
+)
 TARGETS = [
     pytest.param(name, kernel, id=f"{name}-{kernel.label}")
     for name in NAMES
@@ -152,7 +157,9 @@ def small_sampling(**changes):
     return dict(zip(definition.outputs, small.compiled(*inputs.values()), strict=True))
 
 
-@pytest.mark.parametrize(("number", "accepted"), [(0.25, [0, 1]), (0.2500001, [0, 2]), (0.375, [0, 2]), (0.376, [0])])
+@pytest.mark.parametrize(
+    ("number", "accepted"), [(0.2499999, [0, 1]), (0.25, [0, 2]), (0.3749999, [0, 2]), (0.375, [0])]
+)
 def test_a_sibling_is_accepted_by_the_probability_of_all_that_were_tried(number, accepted):
     """The children of the root have probabilities 0.25 and 0.125; those below are rejected by 0.9375."""
     numbers = torch.tensor([[number, 0.9375, 0.9375, 0.9375]])
@@ -169,6 +176,44 @@ def test_rejected_tokens_are_not_drawn():
 
 def test_a_single_likely_token_is_accepted_whatever_the_number_says():
     assert small_sampling(threshold_single=0.25)["accept_index"].tolist() == [[0, 1, -1, -1]]
+
+
+IMPOSSIBLE = torch.tensor([0.5, 0.0, 0.125, 0.375]).repeat(1, 4, 1)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"uniform_samples": torch.zeros(1, 4)},
+        {"threshold_single": 0.0},
+        {"threshold_single": 0.0, "threshold_acc": 0.0},
+        {"threshold_acc": 0.0, "uniform_samples": torch.zeros(1, 4)},
+    ],
+)
+def test_a_token_of_probability_0_is_never_accepted(given):
+    """The first child of the root has probability 0, the second 0.125."""
+    outputs = small_sampling(target_probs=IMPOSSIBLE, **given)
+    assert outputs["accept_index"].tolist() == [[0, 2, -1, -1]]
+
+
+POSITIVE = "likely &= probability > 0"
+
+
+@pytest.mark.parametrize("size", ["dt4", "dt8"])
+@pytest.mark.parametrize("accepted", ["uniform_samples[tree, last] == 0", "threshold_single == 0"])
+def test_cases_show_a_kernel_that_accepts_tokens_of_probability_0(size, accepted, tmp_path):
+    """As sglang-kernel 0.4.2 does, where the number or the threshold is 0."""
+    definition = changed(SAMPLING.replace("dt8", size), POSITIVE, f"likely &= (probability > 0) | ({accepted})")
+    (tmp_path / "kernel.py").write_text(definition.reference)
+    assert judge(tmp_path / "kernel.py", definition.name, examples=1).grade == "wrong"
+
+
+def test_a_number_that_equals_the_sum_rejects_in_the_reference_and_is_in_no_case(tmp_path):
+    """Releases differ there, once in 2^24 draws: a kernel that accepts is not wrong."""
+    definition = changed(SAMPLING, "< mass / bound", "<= mass / bound")
+    assert "equals the sum must reject" in verify(Job(definition, family_of(definition)), examples=0).message
+    (tmp_path / "kernel.py").write_text(definition.reference)
+    assert judge(tmp_path / "kernel.py", SAMPLING, examples=1, seed=1).failure is None
 
 
 def test_only_tokens_whose_edges_are_near_may_be_drawn():

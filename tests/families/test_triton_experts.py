@@ -12,10 +12,11 @@ import torch
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
-from flashinfer_trace.families.moe.softmax_kernels import FUSED_EXPERTS
+from flashinfer_trace.families.moe.softmax_kernels import FUSED_EXPERTS, publish_settings
 from flashinfer_trace.harness.verify import Job, verify
 
-STATE = SimpleNamespace(settings=None)
+#: How many times settings were published, and what processes share.
+STATE = SimpleNamespace(published=0, groups={})
 
 
 class StandardTopKOutput(NamedTuple):
@@ -26,7 +27,7 @@ class StandardTopKOutput(NamedTuple):
 
 def fused_experts(hidden_states, w1, w2, topk_output, moe_runner_config):
     """Each product rounded to bfloat16, the weight applied before the second rounding, sums in float32."""
-    assert not STATE.settings.enable_fused_moe_sum_all_reduce and not moe_runner_config.inplace
+    assert STATE.published == 1 and not moe_runner_config.inplace
     weights, ids, _ = topk_output
     assert weights.dtype == torch.float32 and ids.dtype == torch.int32
     assert ((ids >= -1) & (ids < len(w1))).all() and len(w1) == moe_runner_config.num_local_experts
@@ -49,9 +50,15 @@ def sglang(monkeypatch, sgl_kernel):
 
     for name in (*emulated_moe.parents(FUSED_EXPERTS), *emulated_moe.parents("sglang.srt.layers.moe.topk")):
         module(name)
-    args = module("sglang.srt.server_args")
-    args.set_global_server_args_for_scheduler = lambda settings: setattr(STATE, "settings", settings)
-    sys.modules["sglang.srt"].server_args = args
+
+    def install():
+        STATE.published += 1
+
+    publish_settings.cache_clear()
+    monkeypatch.setattr(STATE, "published", 0)
+    context = SimpleNamespace(override_server_args=lambda: SimpleNamespace(install=install))
+    groups = SimpleNamespace(override_permanently=STATE.groups.update)
+    module("sglang.srt.runtime_context", get_context=lambda: context, get_parallel=lambda: groups)
     sys.modules["sglang.srt.layers.moe.moe_runner"].MoeRunnerConfig = SimpleNamespace
     sys.modules["sglang.srt.layers.moe.topk"].StandardTopKOutput = StandardTopKOutput
     fused = module(FUSED_EXPERTS, fused_experts=fused_experts)
@@ -66,3 +73,4 @@ def test_the_adapter_of_fused_experts(name, sglang):
     report = verify(Job(definition, family, kernel), examples=8)
     assert report.status == "passed", report.message
     assert report.cases >= 8
+    assert STATE.groups == {"tp_group": None}

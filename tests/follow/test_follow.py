@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
-from tools.follow.__main__ import main, markdown, report
+from flashinfer_trace.kernels.stacks import BEFORE, TODAY
+from tools.follow.__main__ import kernel_pairs, main, markdown, report
 from tools.follow.compare import compare
 from tools.follow.public import public_kernels
-from tools.follow.stacks import Stack, bring_stack, read_stacks
-from tools.kernel_paths.resolve import Roots
+from tools.follow.resolve import Roots
+from tools.follow.stacks import Stack, bring_stack
 from tools.source_archives import FetchError
+
+# tomllib is in the standard library since Python 3.11; tomli provides the same for 3.10.
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).parents[2]
 OLD = {
     "sglang/jit/norm.py": "def norm(x, eps=1e-6): ...\ndef rope(q, k, *, neox): ...\ndef lost(a, b): ...\n",
     "sglang/jit/own.py": "def quant(x, scale): ...\n",
+    "sglang/jit/paged.py": "def quantize(x, group): ...\n",
     "sglang/layer.py": "class Norm:\n    def __init__(self, size): ...\n    def forward(self, x): ...\n",
-    "sgl_kernel/__init__.py": "from sgl_kernel.gemm import mm, router, wrapped\n",
+    "sgl_kernel/__init__.py": "from sgl_kernel.gemm import mm, router, tree, wrapped\n",
     "sgl_kernel/gemm.py": "import torch\ndef mm(a, b): return torch.ops.sgl_kernel.mm.default(a, b)\n"
-    "def router(x, w): return torch.ops.sgl_kernel.router(x, w)\nwrapped = make('wrapped')\n",
+    "def router(x, w): return torch.ops.sgl_kernel.router(x, w)\ndef tree(a): ...\nwrapped = make('wrapped')\n",
 }
 NEW = {
     "sglang/kernels/ops/norm/norm.py": "def norm(x, eps=1e-6, *, pdl=False): ...\n",
@@ -29,22 +38,28 @@ NEW = {
     "sglang/kernels/ops/__init__.py": "for _m, _f in [('norm', 'norm'), ('gate', '_gate')]:\n"
     "    register(KernelSpec(op=f\"new.{_f.lstrip('_')}\", target=f'sglang.kernels.ops.{_m}:{_f}'))\n"
     "register(KernelSpec(op=computed(), target='a:b'))\n",
-    "sglang/kernels/ops/names.py": "def rope_v2(q, k, *, neox): ...\ndef router(x, w, out=None): ...\n",
+    "sglang/kernels/ops/names.py": "def rope_v2(q, k, *, neox, scale): ...\ndef router(x, w, out=None): ...\n",
     "sglang/jit/own.py": "from sglang.kernels.quant import quant\n",
     "sglang/kernels/quant.py": "def quant(x, scale, ue8m0=False): ...\n",
     "sglang/layer.py": "class Norm:\n    def forward(self, x): ...\n    def extra(self): ...\n"
     "    def __init__(self, size): ...\n",
     "flashinfer/new.py": "@flashinfer_api(trace=one)\ndef fresh(x): ...\n@flashinfer_api\ndef lost(a, b): ...\n"
     "class Wrapper:\n    @flashinfer_api\n    def run(self): ...\n",
-    "sgl_kernel/__init__.py": "from sgl_kernel.gemm import mm, added, wrapped\n",
+    "sgl_kernel/__init__.py": "from sgl_kernel.gemm import mm, added, wrapped\n"
+    "if torch.version.cuda is None:\n    from sgl_kernel.gemm import tree\n",
     "sgl_kernel/gemm.py": "import torch\ndef mm(a, b): return torch.ops.sgl_kernel.mm.default(a, b, True)\n"
-    "def added(a): ...\ndef wrapped(a): ...\n",
+    "def added(a): ...\ndef tree(a): ...\ndef wrapped(a): ...\n",
+    "sglang/kernels/tree.py": "def tree(a): ...\n",
+    "sglang/kernels/paged.py": "def quantize_dsa(x, group): ...\n",
+    "sglang/test/paged.py": "def quantize_test(x, group): ...\n",
 }
 PATHS = {
     "sglang.jit.norm.norm": ("moved", "sglang.kernels.ops.norm.norm.norm", ("added pdl (keyword =False)",)),
     "sglang.jit.norm.rope": ("gone", "", ("resembles sglang.kernels.ops.names.rope_v2",)),
     "sglang.jit.norm.lost": ("gone", "", ("resembles flashinfer.new.lost",)),
     "sglang.jit.own.quant": ("signature", "sglang.jit.own.quant", ("added ue8m0=False",)),
+    "sglang.jit.paged.quantize": ("moved", "sglang.kernels.paged.quantize_dsa", ()),
+    "sgl_kernel.tree": ("moved", "sglang.kernels.tree.tree", ()),
     "sglang.layer.Norm": ("unchanged", "sglang.layer.Norm", ()),
     "sgl_kernel.mm": ("unchanged", "sgl_kernel.mm", ()),
     "sgl_kernel.router": ("moved", "sglang.kernels.ops.names.router", ("added out=None",)),
@@ -83,6 +98,7 @@ def test_what_became_of_each_path(stacks):
         ("def f(a, b): ...", "def f(b, a): ...", ("another order",)),
         ("def f(a, b=1): ...", "def f(a, b=2): ...", ("b: =1 -> =2",)),
         ("def f(a, b=1): ...", "def f(a, *, b=1): ...", ("b: =1 -> keyword =1",)),
+        ("def f(a, b=1): ...", "def f(a, c=2, b=1): ...", ("added c=2 before b",)),
         ("def f(a): ...", "def f(*a, **b): ...", ("without a", "added *a", "added **b")),
         ("def f(a: int): ...", "def f(a: str) -> None: ...", ()),
         ("def f(a): ...", "@overload\ndef f(b): ...\ndef f(a): ...", ()),
@@ -120,17 +136,6 @@ def test_the_report_names_new_kernels_and_what_to_run_again(stacks):
     assert "`sglang/kernels/ops/__init__.py:3`" in page
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "recorded = '1'\ntoday = '1'\n[stacks.'1']\nsglang = '2'\n", "recorded = [", "recorded = 'x'\ntoday = 'x'"],
-)
-def test_unusable_stacks(tmp_path, text):
-    path = tmp_path / "stacks.toml"
-    path.write_text(text)
-    with pytest.raises(FetchError, match=r"stacks\.toml: "):
-        read_stacks(path)
-
-
 def manifest(directory: Path, name: str, distribution: str, **entry: object) -> None:
     directory.mkdir(parents=True)
     entry |= {"distribution": distribution, "version": "1"}
@@ -150,8 +155,22 @@ def test_sources_that_are_there_are_used_and_sglang_says_what_belongs_to_it(tmp_
     assert found.roots.joinpath("flashinfer").parent.name == "flashinfer-python-1"
 
 
-def test_a_base_that_is_not_there_is_wrong_usage(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["--base", "0.0.0", "--offline"])
-    assert ended.value.code == 2
-    assert "--base 0.0.0: stacks.toml has 0.5.11, 0.5.23" in capsys.readouterr().err
+def test_sources_that_are_not_there_are_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("tools.follow.__main__.find_root", lambda: tmp_path)
+    assert main(["--sglang", "9.9.9", "--offline"]) == 1
+    assert "; omit --offline to fetch them" in capsys.readouterr().err
+
+
+def test_a_kernel_is_compared_where_the_older_stack_has_it():
+    old, new = (kernel_pairs(ROOT, versions) for versions in (BEFORE, TODAY))
+    assert (
+        old["sglang.jit_kernel.activation.silu_and_mul"] == new["sglang.kernels.ops.activation.activation.silu_and_mul"]
+    )
+    assert "sgl_kernel.qserve_w4a8_per_chn_gemm" in set(old) - set(new)
+
+
+def test_the_extra_and_its_constraints_are_todays_stack():
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["gpu"]
+    pinned = dict(one.partition(";")[0].split("==") for one in extra if "==" in one)
+    constraints = [line for line in (ROOT / "constraints-gpu.txt").read_text().splitlines() if line[:1] != "#"]
+    assert pinned == dict(line.split("==") for line in constraints) == TODAY

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import inspect
 import json
 import os
 import shutil
 import subprocess
 import sys
+import types
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -16,10 +18,12 @@ import pytest
 
 import flashinfer_trace
 from flashinfer_trace.families import all_families
-from flashinfer_trace.harness import binding, case
+from flashinfer_trace.harness import binding, cases
 from flashinfer_trace.harness.binding import judging_code
 from flashinfer_trace.harness.family import Family
-from flashinfer_trace.verdict import compare
+from flashinfer_trace.harness.job import Job
+from flashinfer_trace.harness.verify import verify_together
+from flashinfer_trace.verdict import compare, judgment
 
 PACKAGE = Path(flashinfer_trace.__file__).parent
 ALL = {family.name: family for family in all_families()}
@@ -42,7 +46,8 @@ def code(families: Iterable[Family] = tuple(FAMILIES.values())) -> Code:
 
 
 def forget() -> None:
-    for cached in (binding._tree, binding._by_line, binding._verdict, binding._of_family, binding._of_kernel):
+    of_code = (binding._tree, binding._by_line, binding._verdict, binding._drawing)
+    for cached in (*of_code, binding._of_family, binding._of_kernel):
         cached.cache_clear()
 
 
@@ -108,14 +113,15 @@ def test_other_docstrings_comments_and_messages_change_nothing(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("module", "old", "new"),
     [
-        ("harness.case", "poison = math.nan if", "poison = 0.0 if"),
+        ("verdict.outputs", "poison = math.nan if", "poison = 0.0 if"),
         ("harness.case", "poisoned = poisoned_outputs(definition, inputs, seed)", "poisoned = {}"),
         ("harness.case", "wrong = misfits(definition, axes, actual, device_of(inputs)) or", "wrong ="),
-        ("harness.case", "if policies[name].passes_zero(", "if not policies[name].passes_zero("),
-        ("harness.case", "if not comparison.passed", "if comparison.ratio > 2"),
+        ("verdict.judgment", "if policies[name].passes_zero(", "if not policies[name].passes_zero("),
+        ("verdict.judgment", "if not comparison.passed", "if comparison.ratio > 2"),
         ("sandbox.ownership", "return ", "return [] and "),
         ("format.precision", "yield", "yield 1"),
-        ("harness.cases", "if missing() <= 0", "if missing() <= 1"),
+        ("harness.case", "result.failures += describe(", "result.failures = describe("),
+        ("verdict.random_words", "numbers ^= (numbers >> shift) & (ALL >> shift)", "numbers ^= numbers >> shift"),
     ],
 )
 def test_a_changed_verdict_makes_all_stale(before, stale, monkeypatch, module, old, new) -> None:
@@ -126,7 +132,7 @@ def test_a_changed_verdict_makes_all_stale(before, stale, monkeypatch, module, o
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "value"), [(compare, "CONFIDENCE", 9.0), (case, "too_far", lambda error: 2 * error)]
+    ("module", "name", "value"), [(compare, "CONFIDENCE", 9.0), (judgment, "too_far", lambda error: 2 * error)]
 )
 def test_a_widened_bound_makes_stale_what_uses_it(stale, monkeypatch, module, name, value) -> None:
     monkeypatch.setattr(module, name, value)
@@ -173,11 +179,72 @@ def test_policies_that_differ_or_are_missing_show() -> None:
 
 @pytest.mark.parametrize("family", ALL.values(), ids=ALL)
 def test_the_oracle_the_inputs_and_the_adapters_are_bound(family) -> None:
-    shared = binding._of_family(binding._Same(family)).parts
-    for function in (family.oracle, family.make_inputs, family.plans, family.corners):
+    judging, drawing = binding._of_family(binding._Same(family))
+    for function in (family.oracle, family.make_inputs):
         plain = getattr(function, "func", function)
-        assert any(part.startswith(f"{plain.__module__}.{plain.__qualname__}") for part in shared), plain
+        assert any(part.startswith(f"{plain.__module__}:{plain.__qualname__}") for part in judging.parts), plain
+    for name in ("plans", "corners", "plan_for_axes"):
+        assert any(part.endswith(f"{type(family.plan).__qualname__}.{name}") for part in drawing.parts), name
     for kernel in family.kernels:
         plain = getattr(kernel.call, "func", kernel.call)
         parts = binding.Closure(kernel, methods=()).parts
-        assert any(part.startswith(f"{plain.__module__}.{plain.__qualname__}") for part in parts), kernel.label
+        assert any(part.startswith(f"{plain.__module__}:{plain.__qualname__}") for part in parts), kernel.label
+
+
+def test_a_method_that_a_family_names_is_bound(before, stale, monkeypatch) -> None:
+    edit(
+        monkeypatch,
+        "harness.inputs",
+        "every_bit = torch.full([dtype.itemsize], 0xFF",
+        "every_bit = torch.full([dtype.itemsize], 0xFE",
+    )
+    changed = stale()
+    assert changed.keys() == {"plans", "harness"}
+
+
+def test_code_that_draws_plans_is_bound_apart(before, stale, monkeypatch) -> None:
+    edit(monkeypatch, "harness.plans", "usual[name] = max(low, min(count.corner, high))", "usual[name] = low")
+    changed = stale()
+    assert changed.keys() == {"plans"} and "rmsnorm" in changed["plans"]
+
+
+def test_a_function_in_another_module_is_the_same(before, stale, monkeypatch) -> None:
+    """As after a move: its source, and the names that its callers have for it, are there and no longer here."""
+    read, sources = binding._source, dict[str, str]()
+    monkeypatch.setattr(binding, "_source", lambda module: sources.get(module) or read(module))
+    for module, function in ((judgment, "vacuity"), (compare, "summation_error")):
+        moved = types.ModuleType(f"flashinfer_trace.verdict.moved_{function}")
+        source = inspect.getsource(getattr(module, function))
+        vars(moved).update({name: value for name, value in vars(module).items() if not name.startswith("__")})
+        monkeypatch.setitem(sys.modules, moved.__name__, moved)
+        sources[moved.__name__] = source
+        exec(compile(source, moved.__name__, "exec"), vars(moved))
+        original = getattr(module, function)
+        for each in list(sys.modules.values()):
+            if getattr(each, "__name__", "").startswith("flashinfer_trace.") and vars(each).get(function) is original:
+                monkeypatch.setattr(each, function, getattr(moved, function))
+        assert stale() == {}, function
+
+
+def test_cases_are_drawn_again_without_running_them() -> None:
+    """Of kernels that share cases, and of one that has some of its own; another plan shows."""
+    family = ALL["gqa_paged_decode"]
+    definition = flashinfer_trace.load("gqa_paged_decode_h32_kv8_d128_ps64")
+    first, second = family.kernels_of(definition)[:2]
+    run = {"call": lambda d, inputs, _: d.name_outputs(d.compiled(*inputs.values())), "compare": {}}
+    less = dataclasses.replace(first, **run)
+    more = dataclasses.replace(second, **run, plan_options=Further(), common=less.plan_options, limits=less.limits)
+    jobs = [Job(definition, family, kernel) for kernel in (less, more)]
+    reports = verify_together(jobs, examples=40, seed=3)
+    assert [(report.status, len(report.plans.counts)) for report in reports] == [("passed", 1), ("passed", 2)]
+    for job, report in zip(jobs, reports, strict=True):
+        assert cases.drawn_again(job, 3, report.plans) == report.plans
+        assert cases.drawn_again(job, 4, report.plans) != report.plans
+        assert sum(report.plans.counts) == report.cases + report.vacuous
+    other = dataclasses.replace(family, plan=family.plan.with_corners(lambda request: []))
+    assert cases.drawn_again(Job(definition, other, less), 3, reports[0].plans) != reports[0].plans
+
+
+@dataclasses.dataclass(frozen=True)
+class Further:
+    """Options of a kernel that takes more than another."""

@@ -134,10 +134,10 @@ def test_a_reference_that_is_worse_than_the_kernel_fails():
     family = dataclasses.replace(FAMILY, compare={"output": loose})
     worse = dataclasses.replace(DEFINITION, reference=rounded_twice)
     correct = DEFINITION.compiled
-    result = run_case(
-        worse, family, PLAN, 3, "cpu", kernel(lambda d, i, o: {"output": correct(i["hidden_states"], i["weight"])})
-    )
-    assert "reference: output output is farther from the oracle" in "\n".join(result.failures)
+    right = kernel(lambda d, i, o: {"output": correct(i["hidden_states"], i["weight"])})
+    found = {rows: run_case(worse, family, {**PLAN, "batch_size": rows}, 3, "cpu", right).failures for rows in (4, 24)}
+    assert "reference: output output is farther from the oracle" in "\n".join(found[24])
+    assert found[4] == [], "a few rows may differ so by chance"
 
 
 def test_a_reference_that_writes_to_its_inputs_fails():

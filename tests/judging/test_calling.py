@@ -9,7 +9,7 @@ from cheating_kernels import NORM, TREE
 
 from flashinfer_trace import load
 from flashinfer_trace.judging.judge import judge
-from flashinfer_trace.judging.loading import Convention, LoadError, convention
+from flashinfer_trace.judging.loading import CallForm, LoadError, call_form
 from flashinfer_trace.judging.submission import SubmissionError
 from flashinfer_trace.judging.verdict import Grade, Verdict
 
@@ -37,7 +37,7 @@ RETURNS = "def norm(x, w): return x.clone()\n"
     ],
 )
 def test_arguments_go_by_name_or_by_position(function, by_name, writes):
-    assert convention(function, ["a", "b"], ["y"], None) == Convention(by_name, writes)
+    assert call_form(function, ["a", "b"], ["y"], None) == CallForm(by_name, writes)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_arguments_go_by_name_or_by_position(function, by_name, writes):
 )
 def test_what_cannot_be_called_is_refused_before_the_first_call(function, takes):
     with pytest.raises(LoadError, match=f"it takes {takes}; it must take the inputs"):
-        convention(function, ["a", "b"], ["y"], None)
+        call_form(function, ["a", "b"], ["y"], None)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_what_cannot_be_called_is_refused_before_the_first_call(function, takes)
     ],
 )
 def test_outputs_go_by_the_parameters_that_are_left(function, targets):
-    assert convention(function, ["a", "b"], ["x", "y"], None).targets == targets
+    assert call_form(function, ["a", "b"], ["x", "y"], None).targets == targets
 
 
 @pytest.mark.parametrize(

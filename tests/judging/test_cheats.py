@@ -6,11 +6,11 @@ import pytest
 from cheating_kernels import ALL, ATTENTION, CHEATS, EXPERTS, GEMM, NORM, ROTATION, SAMPLER, TREE, Cheat
 
 from flashinfer_trace.judging.judge import judge
-from flashinfer_trace.judging.submission import Timeouts
+from flashinfer_trace.judging.submission import RunLimits
 from flashinfer_trace.judging.verdict import Grade
 
 #: `hangs` waits for all of it.
-SHORT = Timeouts(call=1.0, first_call=1.0)
+SHORT = RunLimits(call=1.0, first_call=1.0)
 #: At the small twin's sizes on a CPU, which their authors did not foresee any more than the own ones.
 TWINS = (SAMPLER, ATTENTION, EXPERTS, ROTATION)
 
@@ -33,13 +33,28 @@ def test_there_are_enough_of_them():
 
 @pytest.mark.parametrize("cheat", [cheat for cheat in ALL if cheat.cpu], ids=lambda cheat: cheat.function)
 def test_a_cheat_is_rejected(cheat: Cheat, server):
-    limits = SHORT if cheat.function == "hangs" else Timeouts()
+    limits = SHORT if cheat.function == "hangs" else RunLimits()
     twin = cheat.definition in TWINS
     # As many examples as for a user: has_a_capacity passes the drawn batches in which no expert takes five tokens.
     verdict = judge(cheat.path, cheat.definition, twin=twin, limits=limits, server=server)
     assert verdict.grade == Grade.WRONG, verdict
     assert verdict.failure is not None
     assert verdict.failure.kind in cheat.kinds, verdict
+
+
+#: Dodges of a verdict: honest until it gets hard, or only where they seem to be looked at; the kind of failure.
+DODGES = {
+    "misses_a_package_when_it_is_hard": "raised",
+    "lacks_memory_when_it_is_hard": "raised",
+    "only_into_poison": "values",
+    "where_it_is_judged": "values",
+}
+
+
+@pytest.mark.parametrize("function", DODGES)
+def test_a_dodge_is_rejected(function: str, server):
+    verdict = judge(f"{CHEATS}/norms.py:{function}", NORM, server=server)
+    assert verdict.grade == Grade.WRONG and verdict.code == DODGES[function], verdict
 
 
 def test_the_memory_of_the_judge_cannot_be_read_where_landlock_is(server):
@@ -61,7 +76,7 @@ def test_an_honest_kernel_passes(file: str, server):
 @pytest.mark.gpu_harness
 @pytest.mark.parametrize("cheat", [cheat for cheat in ALL if cheat.gpu], ids=lambda cheat: cheat.function)
 def test_a_cheat_is_rejected_on_a_gpu(cheat: Cheat, server, cuda_device, recorded):
-    options = {"device": cuda_device, "limits": Timeouts(call=10.0, first_call=30.0), "server": server}
+    options = {"device": cuda_device, "limits": RunLimits(call=10.0, first_call=30.0), "server": server}
     verdict = recorded("cheats", cheat.function, lambda: judge(cheat.path, cheat.definition, **options))
     assert verdict.grade == Grade.WRONG, verdict
     assert verdict.failure is not None

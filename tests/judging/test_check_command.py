@@ -7,13 +7,15 @@ import sys
 
 import jsonschema
 import pytest
+import torch
 from cheating_kernels import CHEATS, NORM
 from click.testing import CliRunner
 
 import flashinfer_trace
 from flashinfer_trace.cli import main
+from flashinfer_trace.harness.family import Family
 from flashinfer_trace.judging.judge import judge
-from flashinfer_trace.judging.submission import Timeouts
+from flashinfer_trace.judging.submission import RunLimits
 from flashinfer_trace.judging.verdict import Grade
 
 RIGHT = f"{CHEATS}/norms.py:right"
@@ -69,6 +71,22 @@ def test_the_answer_is_four_lines(tmp_path, text, grade, second):
     assert invoke(*repeated).output.splitlines()[:3] == lines[:3]
 
 
+@pytest.mark.parametrize(
+    "error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."), "allocator"]
+)
+def test_that_the_judge_lacks_memory_is_no_verdict(error, monkeypatch):
+    """Its own: of the oracle, here. It has its exit status, and one JSON document."""
+
+    def expected(*_: object) -> None:
+        torch.empty(1 << 60) if isinstance(error, str) else None
+        raise error
+
+    monkeypatch.setattr(Family, "expected", expected)
+    result = invoke(RIGHT, "-d", NORM, "--format", "json")
+    assert result.exit_code == 5, result.output
+    assert "flashinfer-trace itself ran out of memory (" in json.loads(result.stdout)["error"]
+
+
 def test_a_cpu_with_an_index_is_the_cpu():
     result = invoke(RIGHT, "-d", NORM, "--examples", "1", "--device", "cpu:0")
     assert result.exit_code == 0, result.output
@@ -100,7 +118,7 @@ def test_a_solution_names_its_definition(tmp_path):
         ((RIGHT, "-d", "rmsnorm_h513"), "rmsnorm_h512"),
         ((RIGHT, "-d", NORM, "-d", "rmsnorm_h128"), f"-d names one Definition, not 2: check {NORM}, rmsnorm_h128"),
         ((RIGHT, "-d", NORM, "--device", "tpu"), "--device tpu"),
-        ((RIGHT, "-d", NORM, "--device", "mps"), "runs on cpu, cuda or cuda:N"),
+        ((RIGHT, "-d", NORM, "--device", "mps"), "it runs on cpu, cuda or cuda:N"),
         ((RIGHT, "-d", NORM, "--examples", "0"), "--examples"),
         ((RIGHT, "-d", NORM, "--seed", "-1"), "'--seed': -1 is not in the range 0<=x<=9223372036854775807"),
         ((RIGHT, "-d", NORM, "--seed", str(2**64)), "'--seed': 18446744073709551616 is not in the range"),
@@ -134,23 +152,24 @@ def test_wrong_usage_is_no_verdict_in_json_and_the_document_says_so():
         ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "died"),
     ],
 )
-def test_a_kernel_that_is_not_judged_exits_with_2(text, kind, tmp_path):
+def test_a_kernel_that_is_not_judged_exits_with_4(text, kind, tmp_path):
     path = tmp_path / "broken.py"
     path.write_text(text)
     result = invoke(str(path), "-d", NORM, "--format", "json")
-    assert result.exit_code == 2, result.output
+    assert result.exit_code == 4, result.output
     verdict = json.loads(result.stdout)
     VALID.validate(verdict)
     assert verdict["grade"] == "not judged" and verdict["failure"]["kind"] == kind
+    assert verdict["code"] == ("missing-package" if text == "import no_such_package" else kind)
     assert verdict["calls"] == 0
 
 
 def test_loading_has_a_limit_of_its_own(tmp_path, server):
     """--timeout also limits it, but not to less than it takes to import libraries for CUDA."""
-    assert [Timeouts.of(seconds).load for seconds in (1, 30, 500)] == [30, 30, 500]
+    assert [RunLimits.of(seconds).load for seconds in (1, 30, 500)] == [30, 30, 500]
     path = tmp_path / "loops.py"
     path.write_text("while True: pass")
-    verdict = judge(str(path), NORM, limits=Timeouts(load=0.3), server=server)
+    verdict = judge(str(path), NORM, limits=RunLimits(load=0.3), server=server)
     assert (verdict.failure.kind, verdict.failure.message) == ("timed-out", "it was not loaded within 0.3 s")
     assert verdict.grade == Grade.NOT_JUDGED and verdict.calls == 0
 
@@ -168,5 +187,5 @@ def test_nothing_is_judged_without_torch(command, monkeypatch):
     """A program that rewards right kernels must not take this one for a wrong one."""
     monkeypatch.setitem(sys.modules, "torch", None)
     result = CliRunner().invoke(main, [command, RIGHT, "-d", NORM])
-    assert result.exit_code == 2, result.output
+    assert result.exit_code == 4, result.output
     assert "`pip install 'flashinfer-trace[verify]'` installs it" in result.output

@@ -75,7 +75,7 @@ def test_rows_that_a_known_kernel_does_not_take_may_not_be_wrong(kernel, server,
 
 def test_the_inputs_of_a_known_kernel_are_told_in_words():
     definition = load("top_k_renorm_probs_v32000")
-    texts = [trial.limited_to for trial in kinds_of_inputs(Job(definition, family_of(definition), None, "cpu"))]
+    texts = [judged.limited_to for judged in kinds_of_inputs(Job(definition, family_of(definition), None, "cpu"))]
     assert texts == ["", "lowest k 1, only with sums to one: what torch.ops.sgl_kernel.top_k_renorm_probs takes"]
 
 

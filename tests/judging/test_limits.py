@@ -1,8 +1,13 @@
-"""What the judge does not do is what docs/judge.md says that it does not."""
+"""What the judge does not do is what docs/judge.md says, and what a submission's process has of the judge's: no
+credentials, and no module that it imports later.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import jsonschema
@@ -11,9 +16,9 @@ from cheating_kernels import CHEATS, NORM
 
 import flashinfer_trace
 from flashinfer_trace.judging.judge import judge
-from flashinfer_trace.judging.server import Server
+from flashinfer_trace.judging.server import Server, passed_on
 from flashinfer_trace.judging.verdict import Grade, Verdict
-from flashinfer_trace.sandbox import landlock
+from flashinfer_trace.sandbox import confine
 
 ASKS = f"    import flashinfer_trace\n    return flashinfer_trace.load({NORM!r}).run(hidden_states, weight)\n"
 #: Takes away what refuses the import.
@@ -35,7 +40,7 @@ def test_a_submission_that_looks_for_this_package_finds_it(tmp_path, server):
 
 @pytest.mark.parametrize("works", [True, False])
 def test_a_verdict_says_whether_its_kernel_was_kept_from_the_memory_of_the_judge(works, monkeypatch):
-    monkeypatch.setattr(landlock, "enter_domain", lambda: works)
+    monkeypatch.setattr(confine, "enter_landlock_domain", lambda: works)
     with Server(fork=True) as server:
         verdict = judge(f"{CHEATS}/norms.py:right", NORM, examples=1, server=server)
     assert verdict.passed and verdict.kept_apart is works
@@ -48,8 +53,8 @@ def test_a_domain_that_cannot_be_tried_is_none(monkeypatch):
     def broken() -> bool:
         raise OSError("no C library")
 
-    monkeypatch.setattr(landlock, "enter_domain", broken)
-    assert not landlock.domain_works()
+    monkeypatch.setattr(confine, "enter_landlock_domain", broken)
+    assert not confine.landlock_domain_works()
 
 
 #: A right kernel for the batches of which a condition holds; zeros for others.
@@ -77,3 +82,78 @@ def test_a_verdict_names_the_sizes_that_it_is_about(tmp_path, server):
     verdict = verdict_if(f"len(x) < {largest}")
     assert verdict.grade == Grade.WRONG and verdict.failure.axes == {"batch_size": largest}
     assert "judged up to" not in str(verdict)
+
+
+#: What the process was started with, which removing a variable does not change.
+READS = """
+import os
+from pathlib import Path
+
+found = Path("/proc/self/environ").read_bytes().decode() + repr(dict(os.environ))
+assert "hidden-from-it" not in found and "CUDA_VISIBLE_DEVICES" in found
+
+exec(Path(FILE).read_text())
+run = right
+"""
+
+
+def test_a_submission_gets_no_credentials(tmp_path, monkeypatch):
+    for name in ("SOME_API_TOKEN", "NVIDIA_API_KEY", "TORCH_PASSWORD", "CCTOKEN"):
+        monkeypatch.setenv(name, "hidden-from-it")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    path = tmp_path / "reads.py"
+    path.write_text(READS.replace("FILE", repr(str(CHEATS / "norms.py"))))
+    with Server() as server:
+        verdict = judge(str(path), NORM, examples=1, server=server)
+    assert verdict.passed, verdict
+
+
+@pytest.mark.parametrize("name", ["CC", "CUDA_HOME", "NVIDIA_VISIBLE_DEVICES", "TRITON_CACHE_DIR"])
+def test_compilers_and_cuda_get_theirs(name):
+    assert passed_on(name)
+
+
+def test_the_command_starts_a_new_process(tmp_path):
+    """A copy of its own would hold the environment that it was started with."""
+    path = tmp_path / "reads.py"
+    path.write_text(READS.replace("FILE", repr(str(CHEATS / "norms.py"))))
+    command = [sys.executable, "-c", "from flashinfer_trace.cli import main; main()"]
+    done = subprocess.run(
+        [*command, "check", str(path), "-d", NORM, "--examples", "1"],
+        env={"PATH": os.defpath, "HOME": str(tmp_path), "SOME_TOKEN": "hidden-from-it", "CUDA_VISIBLE_DEVICES": ""},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not (tmp_path / ".hypothesis").exists(), "Hypothesis writes where caches are"
+
+
+#: Judges a kernel, and prints the modules that were imported after the submission's process had begun.
+LATE = """
+import sys
+from flashinfer_trace.judging.judge import judge
+from flashinfer_trace.judging.process import SubmissionProcess
+
+there = []
+loaded = SubmissionProcess.loaded
+
+def noted(self):
+    there.append(set(sys.modules))
+    loaded(self)
+
+SubmissionProcess.loaded = noted
+assert judge(FILE, NAME, examples=3, twin=True).passed
+print(*sorted(set(sys.modules) - there[0]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("file", "name"), [("norms.py:right", NORM), ("samplers.py:honest", "top_k_top_p_sampling_from_probs_v128256")]
+)
+def test_nothing_is_imported_once_a_submission_runs(file, name):
+    """It may write wherever its user may, also to files of libraries."""
+    text = LATE.replace("FILE", repr(str(CHEATS / file))).replace("NAME", repr(name))
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert not done.stdout.split()

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from flashinfer_trace.judging.process import Failed, SubmissionProcess, Timing
+from flashinfer_trace.judging.process import Failed, Launch, SubmissionProcess, Timing
 from flashinfer_trace.judging.server import Server
-from flashinfer_trace.judging.submission import Timeouts, from_path
+from flashinfer_trace.judging.submission import RunLimits, from_path
 
 #: Counts milliseconds on a thread, and in a child, and returns how many each has seen.
 COUNTING = """
@@ -46,7 +46,7 @@ def started(tmp_path, server):
     def start(text: str = COUNTING, own: Server = server) -> SubmissionProcess:
         (tmp_path / "mine.py").write_text(text)
         request = from_path(str(tmp_path / "mine.py")).request
-        return SubmissionProcess.start(own, request, list(INPUTS), list(POISONED), "cpu", Timeouts(call=WHILE / 2))
+        return Launch(own, request, list(INPUTS), list(POISONED), "cpu", RunLimits(call=WHILE / 2)).start()
 
     return start
 

@@ -9,8 +9,8 @@ from cheating_kernels import ATTENTION, NORM
 import flashinfer_trace
 from flashinfer_trace.judging.judge import judge
 from flashinfer_trace.judging.output_form import outputs_of, wrong_form
-from flashinfer_trace.judging.process import Answer, Failed, SubmissionProcess, tampered_of
-from flashinfer_trace.judging.submission import Timeouts, from_path
+from flashinfer_trace.judging.process import Answer, Failed, Launch, tampered_of
+from flashinfer_trace.judging.submission import RunLimits, from_path
 from flashinfer_trace.judging.verdict import Failure, Grade
 
 SAYS = "the Definition says"
@@ -105,9 +105,7 @@ def test_inputs_keep_their_strides_and_lie_where_they_lay(server, tmp_path):
     poisoned = {name: torch.zeros(()) for name in ("stride", "address", "total")}
     for value in (matrix, torch.ones(1).expand(5), torch.ones(0, 3)):
         inputs = {"a": value, "b": torch.ones(2, dtype=torch.bfloat16), "n": 3}
-        with SubmissionProcess.start(
-            server, submission.request, list(inputs), list(poisoned), "cpu", Timeouts()
-        ) as process:
+        with Launch(server, submission.request, list(inputs), list(poisoned), "cpu", RunLimits()).start() as process:
             answer = process.call(inputs, poisoned, 0)
         assert answer.returned["stride"] == {"type": "str"} and answer.returned["address"] == {"number": 0}
         assert answer.returned["total"]["dtype"] == "bfloat16" and not answer.changed and not answer.outside

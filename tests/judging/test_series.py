@@ -1,4 +1,6 @@
-"""What a kernel has seen before a series of timed calls, on a made-up GPU: nothing of what is timed."""
+"""A series of timed calls on a made-up GPU: what a kernel has seen before it, when the GPU is held, and which calls it
+began before all of them was launched.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,9 @@ import pytest
 import torch
 
 from flashinfer_trace.judging import child
-from flashinfer_trace.judging.stopwatch import Stopwatch
+from flashinfer_trace.judging.stopwatch import HEAD_START, Stopwatch
 from flashinfer_trace.sandbox import protocol
-from flashinfer_trace.sandbox.shared_memory import Arena, Filled
+from flashinfer_trace.sandbox.shared_memory import Filled, SharedMemory
 
 REPEATS = 2
 
@@ -38,20 +40,20 @@ def session(monkeypatch):
         made = child._Session(theirs, None)
         made._device = "cpu:0"  # which is not "cpu", so that inputs are copied as they are for a GPU
         made._inputs, made._outputs = ["x"], ["y"]
-        made._stopwatch, made._arena = Stopwatch("cpu"), Arena(1 << 16)
+        made._stopwatch, made._shared = Stopwatch("cpu"), SharedMemory(1 << 16)
         made.judge = ours
         yield made
 
 
 def called_before(session, request: dict[str, object]) -> None:
     """Leaves the inputs of a request on the device, as a call does."""
-    session._tensors(session._device_memory(session._arena.memory[: request["size"]]), request)
+    session._tensors(session._device_memory(session._shared.memory[: request["size"]]), request)
 
 
 def before(session, value: float, size: int = 4) -> dict[str, object]:
     """A request for a call on inputs of one value."""
     memory = Filled({"x": torch.full((size,), value)}, {"y": torch.full((size,), torch.nan)})
-    memory.fill(session._arena.memory)
+    memory.fill(session._shared.memory)
     slots = json.loads(json.dumps({name: slot.to_json() for name, slot in memory.slots.items()}))
     return {"size": memory.size, "slots": slots}
 
@@ -59,7 +61,7 @@ def before(session, value: float, size: int = 4) -> dict[str, object]:
 def filled(session, value: float, graph: bool) -> tuple[Filled, dict[str, object]]:
     """Inputs of one value in the memory of a session, and the request for a series of calls on them."""
     memory = Filled({"x": torch.full((4,), value)}, {"y": torch.full((4,), torch.nan)})
-    memory.fill(session._arena.memory)
+    memory.fill(session._shared.memory)
     timing = {"repeats": REPEATS, "flush": 0, "warm_up": 0, "graph": graph}
     slots = json.loads(json.dumps({name: slot.to_json() for name, slot in memory.slots.items()}))
     for told in ({"go": True, **memory.hide()}, {"collect": True}):
@@ -96,3 +98,79 @@ def test_no_graph_is_captured_on_what_is_timed(size, session):
     with pytest.raises(RuntimeError, match="captured on earlier inputs of the same shapes, and there are none"):
         session._timed(kernel, filled(session, 5.0, True)[1])
     assert not kernel.seen
+
+
+class Gpu:
+    """A stream that reaches an event only when it is waited for, unless it `catches_up` at once."""
+
+    def __init__(self):
+        self.log, self.catches_up = [], False
+
+    def event(self, enable_timing):
+        assert enable_timing
+        return Event(self)
+
+
+class Event:
+    def __init__(self, gpu):
+        self.gpu, self.reached = gpu, False
+
+    def record(self, stream):
+        assert stream == "stream"
+        self.gpu.log.append("event")
+        self.reached = self.gpu.catches_up
+
+    def query(self):
+        return self.reached
+
+    def synchronize(self):
+        self.gpu.log.append("wait")
+        self.reached = True
+
+    def elapsed_time(self, end):
+        return 2.0  # milliseconds
+
+
+class Wrapper:
+    def plan(self):
+        return "planned"
+
+    def run(self):
+        return "computed"
+
+
+@pytest.fixture
+def gpu():
+    return Gpu()
+
+
+@pytest.fixture
+def watch(gpu):
+    made = Stopwatch("cpu")
+    made._on_gpu, made._event, made._spin = True, gpu.event, lambda cycles: gpu.log.append(cycles)
+    made.watch_phases(f"{__name__}.Wrapper")
+    yield made
+    made.watch_no_phases()
+
+
+def test_a_gpu_is_held_before_run_and_plan_is_timed_by_the_clock(watch, gpu):
+    watch.stream = "stream"
+    assert Wrapper().plan() == "planned" and gpu.log == ["event", "wait", "event", "wait"]
+    gpu.log.clear()
+    assert Wrapper().run() == "computed" and gpu.log == [HEAD_START, "event", "event"]
+    phases, late = watch.take_phases()
+    (plan,), (run,) = phases["plan"], phases["run"]
+    assert run() == pytest.approx(2e-3) and 0 < plan() < 1 and not late
+
+
+def test_a_run_that_the_gpu_begins_before_it_was_launched_is_late(watch, gpu):
+    watch.stream, gpu.catches_up = "stream", True
+    Wrapper().run()
+    gpu.catches_up = False
+    Wrapper().run()
+    assert watch.take_phases()[1] and not watch.take_phases()[1]
+
+
+def test_calls_that_are_not_timed_are_left_alone(watch, gpu):
+    assert Wrapper().plan() == "planned" and Wrapper().run() == "computed"
+    assert gpu.log == [] and watch.take_phases() == ({}, False)

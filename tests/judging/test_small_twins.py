@@ -13,8 +13,7 @@ import flashinfer_trace
 from flashinfer_trace.cli import main
 from flashinfer_trace.families import family_of
 from flashinfer_trace.format.constraints import parse
-from flashinfer_trace.judging.judge import judge
-from flashinfer_trace.judging.sizes import small_by_default, unseen, with_own_constants
+from flashinfer_trace.judging.judge import judge, small_by_default, unseen, with_own_constants
 from flashinfer_trace.judging.verdict import Grade
 
 LARGE = "gemm_bf16_n102400_k2048"
@@ -48,16 +47,24 @@ def check(tmp_path):
 )
 def test_a_kernel_with_sizes_in_it_is_not_judged_at_those_of_the_twin(text, kind, check):
     shown = check(text)
-    assert shown.exit_code == 2, shown.output
+    assert shown.exit_code == 4, shown.output
     first, *lines = shown.output.splitlines()
     assert first == f"mine.py for {LARGE} on cpu: not judged" and lines[0].startswith(f"  {kind}: ")
     assert f"  at the sizes of the small twin, the default here: {SIZES}" in lines and f"  {ADVICE}" in lines
     found = check(text, "--format", "json")
     verdict = json.loads(found.stdout)
     jsonschema.Draft202012Validator(SCHEMA).validate(verdict)
-    assert found.exit_code == 2 and verdict["grade"] == "not judged" and verdict["by_default"] is True
+    assert found.exit_code == 4 and verdict["grade"] == "not judged" and verdict["code"] == "other-sizes"
+    assert verdict["by_default"] is True
     assert verdict["sizes"] == "twin" and verdict["twin"] == {"n": 48, "k": 64}
     assert " --twin " not in verdict["replay"], "the same verdict, which that option changes"
+
+
+def test_an_error_after_right_values_is_not_one_of_sizes(check):
+    text = (
+        "def run(A, B):\n  if len(A) > 9: raise ValueError('too hard')\n  return (A.float() @ B.float().T).to(A.dtype)"
+    )
+    assert check(text).exit_code == 1
 
 
 def test_a_twin_that_was_asked_for_has_no_excuse(check):
@@ -142,5 +149,5 @@ def test_one_with_another_of_them_is_wrong(name, other, check):
 
 def test_one_for_pages_of_one_token_needs_no_length_of_the_last(check):
     name = WINDOW.replace("ps64", "ps1")
-    text, count = re.subn(r"kv_last_page_len, PAGE_SIZE\)", "kv_last_page_len * 0 + 1, 1)", from_shapes(name))
+    text, count = re.subn(r"PAGE_SIZE \+ last_page_len\[b\]", "1 + 1", from_shapes(name))
     assert count == 1 and check(text, name=name).exit_code == 0

@@ -16,7 +16,7 @@ from cheating_kernels import CHEATS, NORM
 from flashinfer_trace.judging import server as server_module
 from flashinfer_trace.judging.judge import judge
 from flashinfer_trace.judging.server import Server, shared_server
-from flashinfer_trace.judging.submission import Timeouts
+from flashinfer_trace.judging.submission import RunLimits
 from flashinfer_trace.judging.verdict import Grade
 from flashinfer_trace.sandbox.fork_server import ForkServer, ServerEnded, Service
 from flashinfer_trace.sandbox.limits import Failed
@@ -39,7 +39,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 def judged(kernel: str) -> tuple[object, ...]:
     """What a verdict says that depends on neither the clock nor the machine."""
-    verdict = judge(kernel, NORM, examples=2, seed=7, limits=Timeouts(call=20.0, first_call=0.5))
+    verdict = judge(kernel, NORM, examples=2, seed=7, limits=RunLimits(call=20.0, first_call=0.5))
     failure = verdict.failure
     return verdict.grade, verdict.calls, verdict.cases, verdict.largest, failure and (failure.kind, failure.axes)
 

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import textwrap
+from importlib.util import find_spec
 
 import hypothesis
 import pytest
@@ -218,7 +219,7 @@ def test_a_callable_cannot_be_judged_on_a_gpu():
         ({"seed": 2**63}, "seed=9223372036854775808: give a whole number from 0"),
         ({"device": "foo"}, "device 'foo': there is no such device; give cpu, cuda or cuda:N"),
         ({"device": None}, "device 'None': there is no such device; give cpu, cuda or cuda:N"),
-        ({"device": "meta"}, "device 'meta': inputs are made on cpu, cuda or cuda:N"),
+        ({"device": "meta"}, "device 'meta': it runs on cpu, cuda or cuda:N"),
         ({"device": "cuda:99"}, "device 'cuda:99': torch sees .* CUDA device"),
         ({"device": torch.device("cuda:99")}, "device 'cuda:99': torch sees .* CUDA device"),
     ],
@@ -278,6 +279,25 @@ def test_a_kernel_without_memory_on_its_gpu_is_not_judged(error, judged, kernel,
     verdict = judge(kernel(f"def run(x, w):\n  raise {error}"), NAME, server=server)
     assert verdict.grade == (Grade.WRONG if judged else Grade.NOT_JUDGED)
     assert ("the GPU had no memory left" in str(verdict)) != judged
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def run(x, w): return norm(x.cuda(), w.cuda()).cpu()",
+        "y = torch.empty(9, device='cuda')\ndef run(x, w): return norm(x, w)",
+        "import triton.language\ndef run(x, w): return norm(x, w)",
+        "def run(x, w): raise RuntimeError('0 active drivers ([]). There should only be one.')",
+        "def run(x, w): raise ValueError('Pointer argument (at 0) cannot be accessed from Triton (cpu tensor?)')",
+        "def run(x, w): raise RuntimeError('Found no NVIDIA driver on your system. Please check that you have one')",
+    ],
+)
+def test_a_kernel_for_a_gpu_is_not_judged_without_one(text, kernel, server):
+    if (torch.cuda.is_available() and ".cuda()" in text) or (find_spec("triton") and "import triton" in text):
+        pytest.skip("here is what this kernel needs")
+    verdict = judge(kernel(text), NAME, server=server)
+    assert verdict.grade == Grade.NOT_JUDGED and verdict.code == "needs-cuda", verdict
+    assert str(verdict).startswith(f"my_kernel.py for {NAME} on cpu: not judged: needs --device cuda\n")
 
 
 def test_this_package_is_not_missing_but_refused(kernel, server):
@@ -352,6 +372,28 @@ def test_a_known_kernel_is_judged_by_its_own_bounds(server):
     verdict = judge(known(definition, kernel.label), definition, examples=2, server=server)
     assert verdict.passed, verdict
     assert kernel.label in verdict.alike
+
+
+GREEDY = """
+import torch
+def run(hidden_states, weight):
+    memory = {}
+    x = hidden_states.float()
+    return (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight.float()).to(hidden_states.dtype)
+"""
+
+
+@pytest.mark.parametrize("memory", ["bytearray(3 << 30)", "torch.ones(3 << 30, dtype=torch.uint8)"])
+def test_memory_and_time_have_limits_in_python_too(memory, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(GREEDY.format(memory))
+    verdict = flashinfer_trace.judge(path, NAME, examples=1, seed=3, timeout=20, memory=2)
+    assert verdict.grade == Grade.WRONG and re.match("MemoryError|RuntimeError: .*memory", verdict.failure.message)
+    assert verdict.replay.endswith(" --seed 3 --timeout 20 --memory 2.0")
+    path.write_text(GREEDY.format("1"))
+    assert flashinfer_trace.judge(path, NAME, examples=1, memory=2).passed
+    path.write_text("import time\ndef run(x, w): time.sleep(9)")
+    assert flashinfer_trace.judge(path, NAME, timeout=0.3).failure.kind == "timed-out"
 
 
 def test_a_verdict_can_be_repeated_and_is_fresh_otherwise(kernel, server):

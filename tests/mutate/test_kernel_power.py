@@ -8,7 +8,7 @@ from flashinfer_trace import definitions, find_root
 from flashinfer_trace.families import family_of
 from flashinfer_trace.format.json_source import load_object
 from flashinfer_trace.harness.power import faults_of
-from flashinfer_trace.judging.costs.roofline import load_gpus
+from flashinfer_trace.judging.costs.work import load_gpus
 from tools.mutate.kernel_power import COLUMNS, load_power, render_power
 
 EVIDENCE = find_root() / "evidence"
@@ -64,8 +64,7 @@ def test_committed_records_are_of_todays_kernels_and_faults():
 def test_committed_records_are_of_a_definition_and_a_machine_that_there_are():
     """The GPU is a known one, with the torch of the evidence; what was rejected, was applied."""
     kernels = {one.name: {kernel.label for kernel in family_of(one).kernels_of(one)} for one in definitions()}
-    entries = [entry for path in EVIDENCE.glob("*/*.json") for entry in load_object(path)["entries"]]
-    versions = {one["environment"]["torch"] for one in entries}
+    versions = {load_object(path)["torch"] for path in EVIDENCE.glob("runs/*.json")}
     gpus = {name for gpu in load_gpus(find_root()).values() for name in gpu.driver_names}
     for record in load_power():
         assert record["kernel"] in kernels.get(record["definition"], ()), record["definition"]

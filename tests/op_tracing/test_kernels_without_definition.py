@@ -13,11 +13,19 @@ from click.testing import CliRunner
 
 from flashinfer_trace import DatasetError, definitions, find_root
 from flashinfer_trace.cli import main
-from flashinfer_trace.dataset.kernel_coverage import definitions_by_kernel, kernel_coverages
-from flashinfer_trace.dataset.model_coverage import load_needs
+from flashinfer_trace.dataset.coverage import definitions_by_kernel, kernel_coverages, load_needs
 from flashinfer_trace.format.json_source import TRACES, load_object
 from flashinfer_trace.kernels.names import CALLED, key_of_traced
-from tools.op_tracing.asked_for import ASKED, DEEPSEEK, PLANS, AskedKernel, asked_for, asked_kernels, models_not_claimed
+from tools.op_tracing.asked_for import (
+    ASKED,
+    AWAITS,
+    DEEPSEEK,
+    PLANS,
+    AskedKernel,
+    asked_for,
+    asked_kernels,
+    models_not_claimed,
+)
 from tools.op_tracing.definitions import covered, functions
 from tools.op_tracing.kernel_coverage import without_definition
 from tools.op_tracing.only_named import only_named, why_not_run
@@ -93,6 +101,8 @@ def test_the_total_tells_kernels_that_ran_from_those_that_are_only_named(asked):
     named = [AskedKernel(name, ["x"], reason="Needs compute capability 10.0.") for name in "bc"]
     total = asked_for([ran, *named, AskedKernel("d", reason="Only a number.")]).splitlines()[-1]
     missing = "2 need compute capability 10.0, 1 without a Definition"
+    awaiting = asked_for([ran, AskedKernel("b", ["x"], reason=AWAITS)]).splitlines()[-1]
+    assert awaiting.endswith("| 1 awaits a GPU run, 0 without a Definition |")
     assert total == f"| **all 4 kernels** | 1 that ran, 2 that are only named | 1 on NVIDIA H200 | {missing} |"
     assert asked_for(asked.values()).splitlines()[-1].startswith(f"| **all {ASKED_KERNELS} kernels** |")
 
@@ -110,7 +120,7 @@ def test_every_kernel_that_is_only_named_has_a_reason():
     assert len(pairs) > 100
     assert not [(one.name, path) for one, path in pairs if not why_not_run(root, one, path)]
     document = pages()["docs/coverage.md"]
-    assert only_named(root, dataset) in document and "flash_ops.abi3.so" in document
+    assert only_named(root, dataset) in document and "awaits a GPU run" in document
     decode = next(one for one in dataset if "sgl_kernel.cutlass_mla_decode" in one.tag_values(CALLED))
     assert why_not_run(root, decode, "sgl_kernel.cutlass_mla_decode") == "needs compute capability 10.0"
     assert why_not_run(root, decode, "flashinfer.mla.BatchMLAPagedAttentionWrapper") == "awaits a GPU run"
@@ -191,7 +201,8 @@ def test_kernels_that_run_are_apart_from_those_that_are_only_named():
     assert "moe_topk_softmax_sorted_topk4_e128" in runs["triton-kernels:routing"]
     assert "gqa_extend_causal_h32_kv4_qk128_vo128" in runs["triton:_fwd_kernel"]
     assert "silu_and_mul_i1024" in runs["jit:run_activation"]
-    assert "sgl-kernel:flash_attn_with_kvcache" in every and "sgl-kernel:flash_attn_with_kvcache" not in runs
+    assert "gqa_paged_decode_h32_kv8_d128_ps1" in runs["sgl-kernel:flash_attn_with_kvcache"]
+    assert "sgl-kernel:cutlass_mla_decode" in every and "sgl-kernel:cutlass_mla_decode" not in runs
 
 
 def test_a_reference_says_what_a_kernel_computes():
@@ -229,10 +240,13 @@ def test_the_command_agrees_with_the_pages_of_kernels():
         assert needed["kernel_sources"]["sglang"] == "0.5.11"
         for one in kernel_coverages(find_root(), needed):
             assert sorted(one.definitions) == list(runs.get(one.kernel.partition(".")[0], ())), one.kernel
+    result = CliRunner().invoke(main, ["coverage", "--model", "deepseek-v3", "--kernels"])
+    lines = {line.split()[0]: line for line in result.output.splitlines() if line}
+    assert "it did not run for the" in lines["sgl-kernel:cutlass_mla_decode"]
     result = CliRunner().invoke(main, ["coverage", "--model", "llama-3.1-8b", "--kernels"])
     lines = {line.split()[0]: line for line in result.output.splitlines() if line}
-    assert "it did not run for the" in lines["sgl-kernel:flash_attn_with_kvcache"]
     for kernel in (
+        "sgl-kernel:flash_attn_with_kvcache",
         "jit:run_rope",
         "flashinfer:top_k_top_p_sampling_from_probs",
         "flashinfer:min_p_sampling_from_probs",

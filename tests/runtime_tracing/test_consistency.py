@@ -61,7 +61,7 @@ EDITS: dict[str, tuple[Callable[[Json], object], str]] = {
         lambda d: of_flashinfer(d).__setitem__(1, "vllm.rmsnorm"),
         "vllm.rmsnorm is no function of flashinfer",
     ),
-    "a version": (lambda d: d["versions"].update({"sglang": "0.5.12"}), "schema/kernel_paths.json pins 0.5.11"),
+    "a version": (lambda d: d["versions"].update({"sglang": "0.5.12"}), "the recorded runs are of 0.5.11"),
     "the GPU": (lambda d: d["versions"].update(gpu="NVIDIA H20O"), "schema/gpus.json has no NVIDIA H20O"),
     "a prompt": (
         lambda d: d["prompts"].__setitem__(0, 701),

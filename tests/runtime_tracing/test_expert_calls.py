@@ -56,6 +56,6 @@ def test_a_launch_takes_what_its_definition_takes(name, one, computed):
 
 def test_evidence_of_the_function_counts_for_its_launches():
     definition = load("moe_bf16_gather_gemm_e128_n1536_k2048")
-    evidence = Evidence([definition], {definition.name: ["triton_kernels.matmul_ogs.matmul_ogs"]})
+    evidence = Evidence([definition], {definition.name: ["triton_kernels.matmul.matmul"]})
     assert evidence.of(call(PLAIN, GATHER))[0] is Standing.VERIFIED
     assert evidence.of(call("other_module._p_matmul_ogs", GATHER))[0] is Standing.UNKNOWN

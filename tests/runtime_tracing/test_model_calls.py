@@ -8,19 +8,20 @@ import jsonschema
 import pytest
 
 from flashinfer_trace import definitions, find_root, load
-from flashinfer_trace.dataset.model_claims import recorded_path
+from flashinfer_trace.dataset.model_claims import recorded_path, recorded_paths
 from tools.runtime_tracing.consistency import consistent
 from tools.runtime_tracing.matching import Evidence, computes
-from tools.runtime_tracing.model_calls import called, document, models_of
+from tools.runtime_tracing.model_calls import called, documents, models_of
 from tools.runtime_tracing.recording import RecordedCall, RecordedLaunch, Recording
 
 ROOT = find_root()
+SUM = "moe_sum_reduce_topk8_h2048"
 LATENT = "flashinfer.mla.BatchMLAPagedAttentionWrapper"
 DECODE, PREFILL = "mla_paged_decode_h128_ckv512_kpe64_ps1", "mla_paged_prefill_causal_h128_ckv512_kpe64_ps1"
 QUERIES = "q_nope: bfloat16[8,128,512], q_pe: bfloat16[8,128,64]"
 PAGES = "ckv_cache: bfloat16[99,1,512], kpe_cache: bfloat16[99,1,64]"
 SCATTER = "moe_bf16_scatter_gemm_e128_n2048_k768"
-MATMUL_OGS = "triton_kernels.matmul_ogs.matmul_ogs"
+MATMUL = "triton_kernels.matmul.matmul"
 QUANTISED = "x: bfloat16[8,1536], q: {0}[8,1536], s: float32[8,12], group_size: 128, scale_ue8m0: False"
 SORTED = "topk_ids: int32[8,6], num_experts: 65, block_size: 16, sorted_token_ids: int32[768], cumsum: int32[66]"
 INT8 = "mat_a: int8[8,14336], mat_b: int8[14336,4096], scales_a: float32[8,1], scales_b: float32[4096,1]"
@@ -35,16 +36,19 @@ def recording(*calls: RecordedCall, model: str = "toy", **config: object) -> Rec
     return Recording({"configuration": "run", "model": model, "model_config": config, "server": {}}, calls)
 
 
-def test_the_committed_file_is_what_the_committed_runs_give():
+def test_the_committed_files_are_what_the_committed_runs_give():
     runs = consistent(ROOT / "traces" / "runtime", ROOT)
-    ((path, text),) = document(ROOT, runs, definitions(root=ROOT)).items()
-    assert path == recorded_path(ROOT) and path.read_text(encoding="utf-8") == text
-    found = json.loads(text)
+    texts = documents(ROOT, runs, definitions(root=ROOT))
+    assert {path: path.read_text(encoding="utf-8") for path in recorded_paths(ROOT)} == texts
     schema = json.loads((ROOT / "schema" / "recorded_calls.schema.json").read_text(encoding="utf-8"))
-    jsonschema.Draft202012Validator(schema).validate(found)
-    of_model = {model: entry["definitions"] for entry in found["recorded"] for model in entry["models"]}
-    assert len(of_model) > 10 and of_model["deepseek-r1"] == of_model["deepseek-v3"]
-    assert of_model["qwen3-30b-a3b"]["moe_sum_reduce_topk8_h2048"] == [
+    found = {path: json.loads(text)["recorded"] for path, text in texts.items()}
+    for text in texts.values():
+        jsonschema.Draft202012Validator(schema).validate(json.loads(text))
+    groups = [one["models"] for entries in found.values() for one in entries]
+    assert len({model for group in groups for model in group}) > 10
+    assert all(("deepseek-r1" in group) == ("deepseek-v3" in group) for group in groups)
+    runs_of = {model: one["runs"] for one in found[recorded_path(ROOT, SUM)] for model in one["models"]}
+    assert runs_of["qwen3-30b-a3b"] == [
         "qwen3_30b_a3b-bf16-flashinfer",
         "qwen3_30b_a3b-bf16-flashinfer-ep2",
         "qwen3_30b_a3b-fp8-triton",
@@ -61,7 +65,7 @@ def test_a_call_that_two_definitions_describe_claims_neither():
 
 
 def test_what_launched_nothing_or_only_sums_claims_nothing():
-    known = Evidence([load(DECODE), load(SCATTER)], {DECODE: [LATENT], SCATTER: [MATMUL_OGS]})
+    known = Evidence([load(DECODE), load(SCATTER)], {DECODE: [LATENT], SCATTER: [MATMUL]})
     idle = call(f"{LATENT}.run", f"{QUERIES}, {PAGES}", launched=False)
     rest = call("matmul_ogs_dflt_dflt._reduce_grouped", "X: bfloat16[1,1,64,2048], Out: bfloat16[1,8,2048]", "triton")
     assert known.of(rest)[1] == (SCATTER,)

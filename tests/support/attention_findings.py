@@ -43,7 +43,7 @@ def flash_mla() -> bool:
 
 def triton_decode() -> bool:
     """One request of 2 heads of 64 features, which share a key head, without keys."""
-    from sglang.srt.layers.attention.triton_ops.decode_attention import decode_attention_fwd
+    from sglang.kernels.ops.attention.decode_attention import decode_attention_fwd
 
     q = torch.ones(1, 2, 64, dtype=torch.bfloat16, device="cuda")
     k = torch.ones(1, 1, 64, dtype=torch.bfloat16, device="cuda")

@@ -102,7 +102,7 @@ ALL = [
         cpu_only=("in_another_process",),
     ),
     *table(
-        "afterwards",
+        "after_the_call",
         NORM,
         {
             "in_a_lazy_list": "outputs",

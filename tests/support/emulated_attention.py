@@ -7,16 +7,16 @@ from types import SimpleNamespace
 
 import torch
 
-INFINITY = 5e4
+LOWEST = torch.finfo(torch.float32).min
 
 
-def attention_model(q, requests, value_dim, sm_scale, causal, rounding, chunk=10**9, tile=16, admits_nothing=False):
+def attention_model(q, requests, value_dim, sm_scale, causal, rounding, chunk=10**9, tile=16):
     """A kernel as in its source, applied to (first, end, keys, values) of each request.
 
     Keys are split into chunks whose outputs are kept in bf16 (`rounding.partial`) and, if that is 2, rounded again in
     groups of 4. Tiles are processed from last to first with a running maximum. Weights are rounded to bf16 for the
     product with the values (`rounding.weights`) and for their own sum (`rounding.sum`). Masked logits and the maximum
-    of nothing are -5e4. Rows without keys give -5e4 + log2(d), or -inf if the kernel `admits_nothing`.
+    of nothing are -inf, which becomes the lowest finite number before it is subtracted.
     """
     output, lse = (
         q.new_full((*q.shape[:2], value_dim), math.nan),
@@ -31,12 +31,9 @@ def attention_model(q, requests, value_dim, sm_scale, causal, rounding, chunk=10
         keys, values = (x.float().repeat_interleave(group, 1).transpose(0, 1) for x in (request.keys, request.values))
         logits = q[request.first : request.end].float().transpose(0, 1) @ keys.mT
         last = kv_len - q_len + torch.arange(q_len) if causal else torch.full((q_len,), kv_len)
-        logits = logits.masked_fill(torch.arange(kv_len) > last[:, None], -INFINITY)
+        logits = logits.masked_fill(torch.arange(kv_len) > last[:, None], -math.inf)
         partial = [
-            one_chunk(
-                *(logits[..., start : start + chunk], values[:, start : start + chunk]),
-                *(scale, rounding, tile, admits_nothing),
-            )
+            one_chunk(logits[..., start : start + chunk], values[:, start : start + chunk], scale, rounding, tile)
             for start in range(0, max(kv_len, 1), chunk)
         ]
         if len(partial) > 1:
@@ -50,20 +47,19 @@ def attention_model(q, requests, value_dim, sm_scale, causal, rounding, chunk=10
     return {"output": output, "lse": lse}
 
 
-def one_chunk(logits, values, scale, rounding, tile, admits_nothing):
+def one_chunk(logits, values, scale, rounding, tile):
     """Output and base-2 lse of some keys, both float32."""
-    m, d = torch.full((*logits.shape[:2], 1), -INFINITY), torch.ones(*logits.shape[:2], 1)
+    m, d = torch.full((*logits.shape[:2], 1), -math.inf), torch.ones(*logits.shape[:2], 1)
     o = torch.zeros(*logits.shape[:2], values.shape[-1])
     for first in reversed(range(0, logits.shape[-1], tile)):
         part = slice(first, first + tile)
         new = m.maximum(logits[..., part].amax(-1, keepdim=True))
-        p, rescale = torch.exp2(logits[..., part] * scale - new * scale), torch.exp2(m * scale - new * scale)
+        scaled = (new * scale).clamp_min(LOWEST)
+        p, rescale = torch.exp2(logits[..., part] * scale - scaled), torch.exp2(m * scale - scaled)
         rounded = p.bfloat16().float() if rounding.weights else p
         d = d * rescale + (rounded if rounding.sum else p).sum(-1, keepdim=True)
         o, m = o * rescale + rounded @ values[:, part], new
-    seen = m > -INFINITY
-    nothing = torch.full_like(m, -math.inf) if admits_nothing else m + torch.log2(d)
-    return torch.where(seen, o / d, 0.0), torch.where(seen, m * scale + torch.log2(d), nothing)
+    return torch.where(m > -math.inf, o / d, 0.0), m * scale + torch.log2(d)
 
 
 def stored(partial):
@@ -72,12 +68,12 @@ def stored(partial):
 
 
 def merge(partial):
-    """Merges outputs and lses of disjoint keys; merging starts from m = -5e4, d = 1."""
-    top = torch.stack([s for _, s in partial]).amax(0).clamp_min(-INFINITY)
-    weights = [torch.exp2(s - top) for _, s in partial]
-    total = torch.stack(weights).sum(0) + torch.exp2(-INFINITY - top)
-    output = torch.stack([o * w for (o, _), w in zip(partial, weights, strict=True)]).sum(0) / total
-    return output, top + torch.log2(total)
+    """Merges outputs and lses of disjoint keys."""
+    top = torch.stack([s for _, s in partial]).amax(0)
+    weights = [torch.exp2((s - top).nan_to_num(-math.inf)) for _, s in partial]
+    total = torch.stack(weights).sum(0)
+    output = torch.stack([o * w for (o, _), w in zip(partial, weights, strict=True)]).sum(0)
+    return torch.where(total > 0, output / total, 0.0), top + torch.log2(total)
 
 
 def paged_requests(keys, values, qo_indptr, kv_indptr, kv_indices, kv_lens):

@@ -13,7 +13,7 @@ import emulated_nvfp4
 import torch
 from emulated_nvfp4 import rows_of
 
-from flashinfer_trace.families.quantised import dequantised, quantise_groups
+from flashinfer_trace.families.quantized import dequantized, quantize_groups
 
 INT32, FLOAT32 = torch.int32, torch.float32
 
@@ -53,6 +53,30 @@ def moe_fused_gate(
     return weights, ids.to(INT32)
 
 
+def sglang_moe_fused_gate(
+    scores,
+    bias,
+    topk,
+    scoring_func="sigmoid",
+    num_fused_shared_experts=0,
+    renormalize=True,
+    routed_scaling_factor=1.0,
+    apply_routed_scaling_factor_on_output=False,
+    moe_softcapping=0.0,
+    num_expert_group=1,
+    topk_group=1,
+):
+    """SGLang's Triton router: shared experts have their weight whatever the others have."""
+    assert (scoring_func, renormalize, moe_softcapping) == ("sigmoid", True, 0.0)
+    sigmoid, routed = torch.sigmoid(scores), topk - num_fused_shared_experts
+    ids, chosen = sigmoid_route(sigmoid, sigmoid + bias.float(), num_expert_group, topk_group, routed)
+    factor = routed_scaling_factor if apply_routed_scaling_factor_on_output else 1.0
+    shared = (torch.arange(num_fused_shared_experts) + scores.shape[1]).expand(len(ids), -1)
+    own = torch.full(shared.shape, factor / routed_scaling_factor)
+    weights = torch.cat([chosen / chosen.sum(1, keepdim=True) * factor, own], dim=1)
+    return weights, torch.cat([ids, shared], dim=1).to(INT32)
+
+
 def fused_topk_deepseek(
     scores,
     bias,
@@ -84,9 +108,9 @@ def grouped_topk(scores, bias, num_expert_group, topk_group, topk, renormalize, 
 def kimi_k2_moe_fused_gate(
     input_tensor, bias, topk, renormalize, routed_scaling_factor, apply_routed_scaling_factor_on_output
 ):
-    assert renormalize and apply_routed_scaling_factor_on_output and input_tensor.dtype == bias.dtype == FLOAT32
+    assert renormalize and apply_routed_scaling_factor_on_output and input_tensor.dtype == FLOAT32
     sigmoid = torch.sigmoid(input_tensor)
-    ids, chosen = sigmoid_route(sigmoid, sigmoid + bias, 1, 1, topk)
+    ids, chosen = sigmoid_route(sigmoid, sigmoid + bias.float(), 1, 1, topk)
     return chosen / chosen.sum(1, keepdim=True) * routed_scaling_factor, ids.to(INT32)
 
 
@@ -208,7 +232,7 @@ def es_fp8_blockwise_scaled_grouped_mm(
     assert (problem_sizes[:, 1:] == torch.tensor([n, k])).all()
     assert workspace.dtype == torch.uint8
     for expert, part in rows_of(expert_offsets, problem_sizes, 0):
-        weights = dequantised(b[expert].T, scales_b[expert].T, FLOAT32)
+        weights = dequantized(b[expert].T, scales_b[expert].T, FLOAT32)
         output[part] = (scaled_rows(a[part], scales_a[part]) @ weights.T).to(output.dtype)
 
 
@@ -275,7 +299,7 @@ def m_grouped_fp8_gemm_nt_contiguous(a, b, d, m_indices):
         part = slice(tile, tile + 128)
         expert = int(m_indices[tile])
         assert (m_indices[part] == expert).all()
-        d[part] = (scaled_rows(a[0][part], a[1][part]) @ dequantised(b[0][expert], b[1][expert], FLOAT32).T).to(d.dtype)
+        d[part] = (scaled_rows(a[0][part], a[1][part]) @ dequantized(b[0][expert], b[1][expert], FLOAT32).T).to(d.dtype)
 
 
 def fp8_m_grouped_gemm_nt_masked(a, b, d, masked_m, expected_m):
@@ -283,7 +307,7 @@ def fp8_m_grouped_gemm_nt_masked(a, b, d, masked_m, expected_m):
     assert expected_m > 0
     for expert, count in enumerate(masked_m.tolist()):
         x = scaled_rows(a[0][expert, :count], a[1][expert, :count])
-        d[expert, :count] = (x @ dequantised(b[0][expert], b[1][expert], FLOAT32).T).to(d.dtype)
+        d[expert, :count] = (x @ dequantized(b[0][expert], b[1][expert], FLOAT32).T).to(d.dtype)
 
 
 def sglang_moe_align_block_size(topk_ids, block_size, num_experts):
@@ -327,14 +351,14 @@ def invoke_fused_moe_kernel(
     assert use_fp8_w8a8 == (B_scale is not None) == (block_shape == [128, 128])
     rows, out, pairs = A.float(), C.view(-1, C.shape[-1]), topk_ids.numel()
     if use_fp8_w8a8:
-        rows = scaled_rows(*quantise_groups(rows))
+        rows = scaled_rows(*quantize_groups(rows))
     for row in range(0, int(num_tokens_post_padded), config["BLOCK_SIZE_M"]):
         own = sorted_token_ids[row : row + config["BLOCK_SIZE_M"]].long()
         own, expert = own[own < pairs], int(expert_ids[row // config["BLOCK_SIZE_M"]])
         if expert == -1:
             out[own] = 0
             continue
-        weights = dequantised(B[expert], B_scale[expert], FLOAT32) if use_fp8_w8a8 else B[expert].float()
+        weights = dequantized(B[expert], B_scale[expert], FLOAT32) if use_fp8_w8a8 else B[expert].float()
         product = rows[own // top_k] @ weights.T
         if mul_routed_weight:
             product = product * topk_weights.view(-1)[own].unsqueeze(1)
@@ -359,12 +383,24 @@ def modules():
         "flashinfer.fused_moe": module("fused_moe", fused_topk_deepseek=fused_topk_deepseek),
         "triton": module("triton"),
         "triton.language": module("language", bfloat16="bf16"),
-        f"{triton_utils}.fused_moe_triton_kernels": fused,
+        "sglang.kernels.ops.moe.fused_moe_triton_kernels": fused,
+        **gates(),
         f"{triton_utils}.moe_align_block_size": module("align", moe_align_block_size=sglang_moe_align_block_size),
         "sglang.jit_kernel": module("jit_kernel"),
         "sglang.jit_kernel.grouped_topk": module("grouped_topk", grouped_topk=grouped_topk),
         "sglang.jit_kernel.nvfp4": emulated_nvfp4,
         **{name: module(name) for name in parents(triton_utils)},
+    }
+
+
+def gates():
+    """SGLang's routers, by module."""
+    kimi = "sglang.kernels.ops.lora.moe.trtllm_lora_temp.kimi_k2_moe_fused_gate"
+    router = "sglang.kernels.ops.moe.moe_fused_gate"
+    return {
+        **{name: module(name) for path in (kimi, router) for name in parents(path)},
+        kimi: module(kimi, kimi_k2_moe_fused_gate=kimi_k2_moe_fused_gate),
+        router: module(router, moe_fused_gate=sglang_moe_fused_gate),
     }
 
 

@@ -9,20 +9,7 @@ import math
 
 import torch
 
-from flashinfer_trace.families.quantised import dequantised, quantise_groups
-
-
-def moe_fused_gate(logits, bias, groups, kept, top_k, routed_scaling_factor, apply_routed_scaling_factor_on_output):
-    assert logits.dtype == bias.dtype == torch.float32
-    assert apply_routed_scaling_factor_on_output
-    scores = torch.sigmoid(logits)
-    choice = (scores + bias).view(len(logits), groups, -1)
-    best = choice.topk(2, dim=2).values.sum(2).argsort(dim=1, descending=True, stable=True)[:, :kept]
-    dropped = torch.ones(len(logits), groups, dtype=torch.bool).scatter(1, best, False)
-    masked = choice.masked_fill(dropped.unsqueeze(2), -math.inf).flatten(1)
-    ids = masked.argsort(dim=1, descending=True, stable=True)[:, :top_k]
-    weights = scores.gather(1, ids)
-    return weights / weights.sum(1, keepdim=True) * routed_scaling_factor, ids.to(torch.int32)
+from flashinfer_trace.families.quantized import dequantized, quantize_groups
 
 
 def prepare_moe_input(ids, offsets, sizes1, sizes2, to_expert, to_token, experts, n, k):
@@ -57,7 +44,7 @@ def fp8_blockwise_scaled_grouped_mm(output, *arguments):
         assert b[expert].stride() == (1, k)
         part = slice(int(offsets[expert]), int(offsets[expert]) + rows)
         x = a[part].float() * a_scales[part].repeat_interleave(128, dim=1)
-        output[part] = (x @ dequantised(b[expert].T, b_scales[expert].T, torch.float32).T).to(torch.bfloat16)
+        output[part] = (x @ dequantized(b[expert].T, b_scales[expert].T, torch.float32).T).to(torch.bfloat16)
 
 
 def silu_and_mul(values):
@@ -67,9 +54,9 @@ def silu_and_mul(values):
 
 def sgl_per_token_group_quant_fp8(values, codes, scales, group, eps, low, high, enable_v2):
     assert (group, eps, low, high, enable_v2) == (128, 1e-10, -448.0, 448.0, True)
-    quantised = quantise_groups(values.float())
-    codes.copy_(quantised[0])
-    scales.copy_(quantised[1])
+    quantized = quantize_groups(values.float())
+    codes.copy_(quantized[0])
+    scales.copy_(quantized[1])
 
 
 def apply_shuffle_mul_sum(values, output, rows, factors):

@@ -236,7 +236,7 @@ def tree_speculative_sampling_target_only(
         token = candidates[tree, node]
         probability = target_probs[tree, above, token]
         mass = tried[tree, above] = tried.get((tree, above), torch.zeros(())) + probability
-        if uniform_samples[tree, above] <= mass / acc or probability >= threshold_single:
+        if probability > 0 and (uniform_samples[tree, above] < mass / acc or probability >= threshold_single):
             return True
         draft_probs[tree, above, token] = probability
         return False
@@ -255,15 +255,17 @@ def concat_and_cast_mha_k_triton(k, k_nope, k_rope):
     concat_mla_k(k, k_nope, k_rope)
 
 
-def store_cache(k, v, k_cache, v_cache, indices, *, row_bytes=0, num_split=0):
+def store_cache(k, v, k_cache, v_cache, indices, *, num_split=0, size_limit=0, reserved_skip_index=0):
     need(BFLOAT16, k, v, k_cache, v_cache)
     need(INT64, indices)
-    k_cache[indices], v_cache[indices] = k, v
+    written = indices != reserved_skip_index
+    k_cache[indices[written]], v_cache[indices[written]] = k[written], v[written]
 
 
-def set_mla_kv_buffer_triton(kv_buffer, loc, cache_k_nope, cache_k_rope):
+def set_mla_kv_buffer_triton(kv_buffer, loc, cache_k_nope, cache_k_rope, *, reserved_skip_index=0):
     need(BFLOAT16, kv_buffer, cache_k_nope, cache_k_rope)
-    kv_buffer[loc] = torch.cat((cache_k_nope, cache_k_rope), dim=1)
+    written = loc != reserved_skip_index
+    kv_buffer[loc[written]] = torch.cat((cache_k_nope, cache_k_rope), dim=1)[written]
 
 
 def softmax(logits, temperature=None, enable_pdl=None):
@@ -386,11 +388,13 @@ def modules():
 
 MODULES = (
     "sgl_kernel",
-    "sglang.jit_kernel.concat_mla",
-    "sglang.jit_kernel.hadamard",
-    "sglang.jit_kernel.kvcache",
-    "sglang.jit_kernel.norm",
-    "sglang.srt.layers.attention.utils",
+    "sglang.kernels.ops.attention.concat_mla",
+    "sglang.kernels.ops.quantization.hadamard",
+    "sglang.kernels.ops.kvcache.kvcache",
+    "sglang.kernels.ops.layernorm.norm",
+    "sglang.kernels.ops.attention.mla_qk_prep",
+    "sglang.kernels.ops.speculative.sampling",
+    "sglang.kernels.ops.speculative.tree",
     "sglang.srt.mem_cache.utils",
     "flashinfer.concat_ops",
     "flashinfer.decode",

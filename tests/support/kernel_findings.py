@@ -158,6 +158,20 @@ def codes_of_vast_values(name: str) -> bool:
     return bool((codes.float() == limits[1]).all())
 
 
+def impossible_token() -> bool:
+    """One tree whose only candidate has probability 0, and numbers of 0: nothing is accepted, token 1 is drawn."""
+    import sgl_kernel
+
+    trees = torch.tensor([[[0, 0]], [[0, 1]], [[1, -1]], [[-1, -1]]], device="cuda")
+    predicts, index = torch.full((2,), -1, device="cuda").int(), torch.full((1, 2), -1, device="cuda").int()
+    count, u = torch.zeros(1, device="cuda").int(), torch.zeros(1, 2, device="cuda")
+    target = torch.tensor([0.0, 1.0], device="cuda").repeat(1, 2, 1)
+    draft = torch.zeros_like(target)
+    verify = sgl_kernel.tree_speculative_sampling_target_only
+    verify(predicts, index, count, *trees, u, u[:, 0].contiguous(), target, draft, 1.0, 1.0, True)
+    return int(count) == 0 and predicts.tolist() == [1, -1]
+
+
 SGL, SGL_VERSION = "sglang-kernel", "0.4.2"
 #: Three names of one function.
 GROUP_QUANTISERS = tuple(f"sgl_per_token_group_quant_{kind}" for kind in ("8bit", "fp8", "int8"))
@@ -210,6 +224,13 @@ FINDINGS = (
     *(Finding(name, "sglang", "0.5.11", probe) for name, probe in attention_findings.SGLANG),
     Finding(
         "moe_sum_reduce: without a factor, everything is 0", SGL, SGL_VERSION, moe_findings.sum_reduce_without_factor
+    ),
+    Finding(
+        "tree_speculative_sampling_target_only: a token of probability 0 is accepted",
+        SGL,
+        SGL_VERSION,
+        impossible_token,
+        pending=True,
     ),
 )
 

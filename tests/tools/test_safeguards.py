@@ -15,7 +15,7 @@ from tools import safeguards
 
 
 def test_what_is_counted_is_what_is_tested():
-    from isolation.conftest import ESCAPES  # of the tests
+    from sandbox.conftest import ESCAPES  # of the tests
     from test_forgeries import FORGERIES
 
     fuzz = {"kinds": {"a": {"files": 3, "commands": 5, "refused": 4, "findings": 0}}}

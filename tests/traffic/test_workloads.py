@@ -35,7 +35,7 @@ def test_a_recorded_workload_comes_again(path):
     assert [workload.name for workload in found] == list(json.loads(path.read_text(encoding="utf-8"))["workloads"])
     assert any(workload.quick for workload in found)
     smallest = min(found, key=elements)
-    if elements(smallest) <= SMALL:  # tests/benching makes all of them again on a GPU
+    if elements(smallest) <= SMALL:  # tests/bench makes all of them again on a GPU
         assert digests(smallest.inputs()) == smallest.digests
 
 
@@ -192,7 +192,12 @@ def test_requests_have_a_profile(tmp_path):
             {},
             "probabilities in bfloat16",
         ),
-        ("moe_post_reorder_topk9_h7168", "", {}, "loses what expert 0 computed"),
+        (
+            "moe_post_reorder_topk9_h7168",
+            "sglang.srt.layers.moe.ep_moe.kernels.post_reorder_triton_kernel",
+            {},
+            "loses what expert 0 computed",
+        ),
         (
             "moe_align_block_size_topk8_e256_b64",
             "",

@@ -14,31 +14,36 @@ from flashinfer_trace.dataset.kernel_tags import kernel_tags
 from flashinfer_trace.dataset.store import definition_paths
 from flashinfer_trace.dataset.validation import validate_paths
 from flashinfer_trace.dataset.validation.candidate import Candidate
-from flashinfer_trace.dataset.validation.claim_rules import check_claims
 from flashinfer_trace.dataset.validation.problems import Findings
+from flashinfer_trace.dataset.validation.tag_rules import check_claims
 from flashinfer_trace.kernels import in_table
-from flashinfer_trace.kernels.names import CALLED, RUN, load_kernel_paths
+from flashinfer_trace.kernels.names import CALLED, RUN
 from flashinfer_trace.kernels.table import KernelFacts
 
 from .conftest import REPOSITORY, Dataset
 
 PATHS = {path.stem: path for path in definition_paths(REPOSITORY)}
+FUSED_MOE = "sglang.srt.layers.moe.fused_moe_triton.fused_moe"
 FLASH_ATTENTION = "sgl_kernel.flash_attn.flash_attn"
 #: The tag -> the Definitions that had it, how many there were, and the rule that refuses it.
 WRONG = {
     f"sgl_api:{FLASH_ATTENTION}_with_kvcache": ("gqa_paged_*", 76, "tag-claim"),
     f"sgl_api:{FLASH_ATTENTION}_varlen_func": ("*_ragged_prefill_causal_*", 26, "tag-claim"),
-    "triton_api:sglang.srt.layers.moe.fused_moe_triton.fused_moe.fused_experts": ("moe_bf16_softmax_*", 15, "tag-path"),
-    "sgl_api:sgl_kernel.apply_rope_with_cos_sin_cache_inplace": ("rope_with_cos_sin_cache_*", 26, "tag-path"),
-    "sgl_api:sgl_kernel.top_k_renorm_probs": ("top_k_renorm_probs_*", 8, "tag-path"),
-    "sgl_api:sgl_kernel.top_p_renorm_probs": ("top_p_renorm_probs_*", 8, "tag-path"),
+    "triton_api:sglang.srt.layers.moe.fused_moe_triton.fused_moe.fused_experts": (
+        "moe_bf16_softmax_*",
+        15,
+        "tag-claim",
+    ),
+    "sgl_api:sgl_kernel.apply_rope_with_cos_sin_cache_inplace": ("rope_with_cos_sin_cache_*", 26, "tag-claim"),
+    "sgl_api:sgl_kernel.top_k_renorm_probs": ("top_k_renorm_probs_*", 8, "tag-claim"),
+    "sgl_api:sgl_kernel.top_p_renorm_probs": ("top_p_renorm_probs_*", 8, "tag-claim"),
 }
 
 
 def claims(data: dict[str, object]) -> list[str]:
     """The rules on kernels that a Definition breaks."""
     findings = Findings(REPOSITORY / "x.json", REPOSITORY)
-    check_claims(Candidate(data), load_kernel_paths(REPOSITORY), kernel_tags(REPOSITORY, data), findings)
+    check_claims(Candidate(data), kernel_tags(REPOSITORY, data), findings)
     return [problem.rule for problem in findings.problems]
 
 

@@ -20,6 +20,7 @@ from .conftest import REPOSITORY
 
 NAME = "gemm_n6144_k4096"
 MODEL = "qwen3-8b"
+RECORDED = "models/recorded/rmsnorm_h512.json"
 COMMANDS = (["validate", "--format", "json"], ["sync", "--check"], ["show", NAME], ["cost", NAME, "--axes", "M=4"])
 
 
@@ -31,9 +32,10 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(REPOSITORY / directory, root / directory)
     (root / "traces").mkdir()
     shutil.copy(REPOSITORY / "traces" / "kernels_without_definition.json", root / "traces")
-    for directory in ("definitions", "evidence"):
-        (root / directory / "gemm").mkdir(parents=True)
-        shutil.copy(REPOSITORY / directory / "gemm" / f"{NAME}.json", root / directory / "gemm")
+    for file in (f"definitions/gemm/{NAME}.json", f"evidence/gemm/{NAME}.jsonl"):
+        (root / file).parent.mkdir(parents=True)
+        shutil.copy(REPOSITORY / file, root / file)
+    shutil.copytree(REPOSITORY / "evidence" / "runs", root / "evidence" / "runs")
     assert [path.stem for path in definition_paths(root)] == [NAME]
     claim = {"definitions": [NAME], "tags": ["tp:1"], "source": "made up: which model calls it is not said"}
     (root / "models/curated/claims.json").write_text(json.dumps({"claims": [claim]}), encoding="utf-8")
@@ -52,10 +54,11 @@ MALFORMED: list[tuple[str, list[str | int], Any]] = [
     ("schema/naming.json", ["families", "rmsnorm", "tags"], [5]),
     ("schema/naming.json", ["families", "rmsnorm", "some_tags"], [{"tags": ["fused"], "only": [5]}]),
     ("schema/naming.json", ["families", "rmsnorm", "some_tags"], [{"tags": ["fused"]}]),
-    ("models/recorded/calls.json", ["recorded", 0, "models"], 5),
-    ("models/recorded/calls.json", ["recorded", 0, "models"], ["no-such-model"]),
-    ("models/recorded/calls.json", ["recorded", 0, "definitions"], {NAME: [5]}),
-    ("models/recorded/calls.json", ["recorded"], [{"models": 5, "definitions": []}]),
+    (RECORDED, ["recorded", 0, "models"], 5),
+    (RECORDED, ["recorded", 0, "models"], ["no-such-model"]),
+    (RECORDED, ["recorded", 0, "runs"], [5]),
+    (RECORDED, ["recorded"], [{"models": 5, "runs": []}]),
+    (RECORDED, ["definition"], "gemm_n1_k1"),
     (f"models/needs/{MODEL}.json", ["sizes", 0, "tag"], 5),
     (f"models/needs/{MODEL}.json", ["ops", 0, "definitions", "rmsnorm"], [5]),
     (f"models/{MODEL}.json", ["title"], ["(", "["]),
@@ -76,8 +79,6 @@ MALFORMED: list[tuple[str, list[str | int], Any]] = [
     ("traces/kernels_without_definition.json", ["not_yet", "jit:clamp_position"], ""),
     ("traces/kernels_without_definition.json", ["not_yet", "jit:clamp_position"], "x" * 5000),
     ("traces/kernels_without_definition.json", ["not_called", "mxfp4_quantize"], 5),
-    ("schema/kernel_paths.json", ["ops"], 5),
-    ("schema/kernel_paths.json", ["modules", "sgl_kernel"], [5]),
 ]
 
 

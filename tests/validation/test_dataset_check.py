@@ -208,12 +208,12 @@ def test_broken_schema(dataset: Dataset, minimal: dict[str, Any]) -> None:
 def test_orphaned_evidence(dataset: Dataset, minimal: dict[str, Any]) -> None:
     dataset.add(minimal)
     fixture = read_fixture(FIXTURES / "valid" / "verified.json")
-    (evidence,) = fixture["files"].values()
-    dataset.write("evidence/rmsnorm/rmsnorm_h8.json", evidence)
+    for name, content in fixture["files"].items():
+        dataset.write(name, content)
     assert validate_paths([dataset.root], dataset.root) == Result(1, [])
-    orphan = dataset.write("evidence/rmsnorm/rmsnorm_h9.json", {**evidence, "definition": "rmsnorm_h9"})
+    orphan = dataset.write("evidence/rmsnorm/rmsnorm_h9.jsonl", fixture["files"]["evidence/rmsnorm/rmsnorm_h8.jsonl"])
     for problems in (dataset.problems(), dataset.problems(orphan)):
-        assert [(p.rule, p.file) for p in problems] == [("evidence-orphan", "evidence/rmsnorm/rmsnorm_h9.json")]
+        assert [(p.rule, p.file) for p in problems] == [("evidence-orphan", "evidence/rmsnorm/rmsnorm_h9.jsonl")]
 
 
 def test_changing_the_reference_revokes_verified(dataset: Dataset) -> None:

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from flashinfer_trace.dataset.validation import RULES, Problem
-from flashinfer_trace.format.json_source import JsonSourceError, load, parse
+from flashinfer_trace.format.json_source import JsonSourceError, load, load_lines, parse
 
 from .conftest import FIXTURES, REPOSITORY, Dataset, read_fixture
 
@@ -84,7 +84,8 @@ def test_invalid_trips_exactly_its_rule(path: Path, dataset: Dataset) -> None:
     assert fixture["pointer"] in [problem.pointer for problem in problems]
     for problem in problems:
         assert problem.message and "\n" not in problem.message + problem.hint
-        lines = load(dataset.root / problem.file).lines if not problem.rule.startswith("json-") else {}
+        read = load_lines if problem.file.endswith(".jsonl") else load
+        lines = read(dataset.root / problem.file).lines if not problem.rule.startswith("json-") else {}
         assert problem.line == lines.get(problem.pointer, problem.line)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -11,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from flashinfer_trace.dataset.evidence_run import TIME_FORMAT
+from flashinfer_trace.dataset.evidence_run import TIME_FORMAT, run_name
 from flashinfer_trace.dataset.validation import Problem
 from flashinfer_trace.dataset.validation.machine_rules import NEIGHBOURS, OLDEST
+from flashinfer_trace.format.files import json_line
 
 from .conftest import FIXTURES, REPOSITORY, Dataset, read_fixture
 
@@ -23,93 +25,81 @@ else:
     import tomli as tomllib
 
 Json = dict[str, Any]
-EVIDENCE = "evidence/rmsnorm/rmsnorm_h8.json"
-ENTRY: Json = read_fixture(FIXTURES / "valid" / "verified.json")["files"][EVIDENCE]["entries"][0]
+EVIDENCE = "evidence/rmsnorm/rmsnorm_h8.jsonl"
+FILES = read_fixture(FIXTURES / "valid" / "verified.json")["files"]
+LINE: Json = {**json.loads(FILES[EVIDENCE]), "library": "flashinfer-python"}
+HEADER: Json = next(content for name, content in FILES.items() if name.startswith("evidence/runs/"))
 LIBRARIES = {"flashinfer-python": "0.6.12", "hypothesis": "6.168.3", "sglang-kernel": "0.4.2", "triton": "3.6.0"}
 STARTED = datetime(2026, 11, 22, 17, 0, 0)
 
 
-def runs(count: int, start: datetime = STARTED, **environment: Any) -> list[Json]:
-    """Entries of runs that end a second after each other, each of another kernel, with other facts of the machine."""
+def runs(count: int, start: datetime = STARTED, **facts: Any) -> list[Json]:
+    """Headers of runs of one line each, that begin a second after each other, with other facts of the machine."""
     found = []
     for number in range(count):
-        ended = start + timedelta(seconds=number)
-        entry = copy.deepcopy(ENTRY)
-        entry["kernel"]["path"] = entry["kernel"]["label"] = f"flashinfer.norm.kernel{ended:%d%H%M%S}"
-        entry["environment"] |= {"driver": "580.159.04", "libraries": dict(LIBRARIES), **environment}
-        entry["recorded_at"] = ended.strftime(TIME_FORMAT)
-        found.append(entry)
+        started = (start + timedelta(seconds=number)).strftime(TIME_FORMAT)
+        same = {"driver": "580.159.04", "libraries": dict(LIBRARIES)}
+        found.append(copy.deepcopy(HEADER) | same | facts | {"started_at": started})
     return found
 
 
-def problems(dataset: Dataset, minimal: Json, entries: list[Json]) -> list[Problem]:
+def problems(dataset: Dataset, minimal: Json, headers: list[Json]) -> list[Problem]:
+    """What is wrong with lines of these runs, each of another kernel."""
     dataset.add(minimal)
-    dataset.write(EVIDENCE, {"definition": "rmsnorm_h8", "op_type": "rmsnorm", "entries": entries})
+    lines = []
+    for number, header in enumerate(headers):
+        dataset.write(f"evidence/runs/{run_name(header)}.json", header)
+        lines.append({**LINE, "kernel": f"flashinfer.norm.kernel{number}", "run": run_name(header)})
+    dataset.write(EVIDENCE, "".join(map(json_line, lines)))
     return dataset.problems()
 
 
 def environment(**fields: Any) -> Callable[[Json], object]:
-    return lambda entry: entry["environment"].update(fields)
+    return lambda header: header.update(fields)
 
 
 def libraries(**fields: str) -> Callable[[Json], object]:
-    return lambda entry: entry["environment"]["libraries"].update(
+    return lambda header: header["libraries"].update(
         {name.replace("_", "-"): version for name, version in fields.items()}
     )
 
 
-#: What one edit of one run makes impossible: the edit, the place below the entry, and the message.
+#: What one edit of one run makes impossible: the edit, the place in its header, and the message.
 CONTRADICTIONS: dict[str, tuple[Callable[[Json], object], str, str]] = {
-    "the kernel's version": (
-        lambda e: e["kernel"].update(version="0.6.13"),
-        "kernel/version",
-        'flashinfer-python is "0.6.13", but the environment has "0.6.12"',
-    ),
-    "the version in the environment": (
-        libraries(flashinfer_python="0.6.13"),
-        "kernel/version",
-        'flashinfer-python is "0.6.12", but the environment has "0.6.13"',
-    ),
-    "the kernel's library removed": (
-        lambda e: e["environment"]["libraries"].pop("flashinfer-python"),
-        "kernel/version",
-        "but the environment does not list it",
-    ),
     "another distribution of torch": (
         libraries(torch="2.12.0"),
-        "environment/libraries/torch",
-        'torch is "2.12.0", but the environment has "2.11.0+cu130"',
+        "libraries/torch",
+        'torch is "2.12.0", but the run has "2.11.0+cu130"',
     ),
-    "another CUDA": (environment(cuda="12.8"), "environment/cuda", 'torch "2.11.0+cu130" is not for CUDA "12.8"'),
-    "a build of torch for another CUDA": (environment(torch="2.11.0+cu128"), "environment/cuda", "is not for CUDA"),
-    "a build of torch for a CPU": (environment(torch="2.11.0+cpu"), "environment/torch", "is not for CUDA"),
+    "another CUDA": (environment(cuda="12.8"), "cuda", 'torch "2.11.0+cu130" is not for CUDA "12.8"'),
+    "a build of torch for another CUDA": (environment(torch="2.11.0+cu128"), "cuda", "is not for CUDA"),
+    "a build of torch for a CPU": (environment(torch="2.11.0+cpu"), "torch", "is not for CUDA"),
     "another capability": (
-        lambda e: e["environment"]["gpu"].update(compute_capability="10.0"),
-        "environment/gpu/compute_capability",
+        lambda e: e["gpu"].update(compute_capability="10.0"),
+        "gpu/compute_capability",
         'NVIDIA H200 has compute capability 9.0, not "10.0"',
     ),
-    "a Python that cannot run the harness": (environment(python="3.9.1"), "environment/python", "python is"),
-    "a torch that cannot run the harness": (environment(torch="2.7.1+cu130"), "environment/torch", "of 2.8 or a later"),
-    "an old hypothesis": (libraries(hypothesis="6.99.9"), "environment/libraries/hypothesis", "of 6.135 or a later"),
+    "a Python that cannot run the harness": (environment(python="3.9.1"), "python", "python is"),
+    "a torch that cannot run the harness": (environment(torch="2.7.1+cu130"), "torch", "of 2.8 or a later"),
+    "an old hypothesis": (libraries(hypothesis="6.99.9"), "libraries/hypothesis", "of 6.135 or a later"),
     "an older library than the pinned one": (
         libraries(sglang_kernel="0.4.1"),
-        "environment/libraries/sglang-kernel",
+        "libraries/sglang-kernel",
         'sglang-kernel is "0.4.1", but evidence is of 0.4.2 or a later version',
     ),
-    "a driver that is no version": (environment(driver="newest"), "environment/driver", "driver is"),
-    "a CUDA that is no version": (environment(cuda="None"), "environment/cuda", "cuda is"),
+    "a driver that is no version": (environment(driver="newest"), "driver", "driver is"),
+    "a CUDA that is no version": (environment(cuda="None"), "cuda", "cuda is"),
 }
 
 
 @pytest.mark.parametrize("name", CONTRADICTIONS)
 def test_facts_of_no_one_machine_are_refused(dataset: Dataset, minimal: Json, name: str) -> None:
     (entry,) = runs(1)
-    assert problems(dataset, minimal, [entry]) == []
     change, place, message = CONTRADICTIONS[name]
     change(entry)
     (problem,) = problems(dataset, minimal, [entry])
-    assert (problem.rule, problem.file) == ("evidence-invalid", EVIDENCE)
-    assert problem.pointer == f"/entries/0/{place}" and message in problem.message
+    assert (problem.rule, problem.file) == ("evidence-invalid", f"evidence/runs/{run_name(entry)}.json")
+    assert problem.pointer == f"/{place}" and message in problem.message
     assert problem.hint
 
 
@@ -133,34 +123,40 @@ def test_a_newer_machine_or_another_gpu_is_accepted(
 #: One edit of one run amid others: the edit and the place.
 STANDING_OUT: dict[str, tuple[Callable[[Json], object], str]] = {
     "driver": (environment(driver="580.159.05"), "driver"),
-    "no driver": (lambda e: e["environment"].pop("driver"), "driver"),
+    "no driver": (lambda e: e.pop("driver"), "driver"),
     "python": (environment(python="3.12.4"), "python"),
     "torch": (environment(torch="2.11.1+cu130"), "torch"),
-    "hypothesis": (libraries(hypothesis="6.170.15"), "libraries/hypothesis"),
-    "triton": (libraries(triton="3.6.1"), "libraries/triton"),
-    "GPU": (lambda e: e["environment"]["gpu"].update(name="NVIDIA H100 80GB HBM3"), "gpu/name"),
+    "hypothesis": (libraries(hypothesis="6.170.15"), "hypothesis"),
+    "triton": (libraries(triton="3.6.1"), "triton"),
+    "GPU": (lambda e: e["gpu"].update(name="NVIDIA H100 80GB HBM3"), "name"),
 }
 
 
+@pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("name", STANDING_OUT)
-def test_a_fact_that_one_run_alone_has_amid_others_is_refused(dataset: Dataset, minimal: Json, name: str) -> None:
-    entries = runs(2 * NEIGHBOURS + 1)
-    assert problems(dataset, minimal, entries) == []
+def test_a_fact_that_one_line_alone_has_amid_others_is_refused(
+    dataset: Dataset, minimal: Json, name: str, together: bool
+) -> None:
+    """Also of a header that is a copy of another one but for that fact, and so began in the same moment."""
+    headers = runs(2 * NEIGHBOURS + 1)
+    for header in headers if together else ():
+        header["started_at"] = STARTED.strftime(TIME_FORMAT)
+    assert problems(dataset, minimal, headers) == []
     change, place = STANDING_OUT[name]
-    change(entries[NEIGHBOURS])
-    (problem,) = problems(dataset, minimal, entries)
+    change(headers[NEIGHBOURS])
+    (problem,) = problems(dataset, minimal, headers)
     assert (problem.rule, problem.file) == ("evidence-invalid", EVIDENCE)
-    assert problem.pointer == f"/entries/{NEIGHBOURS}/environment/{place}"
-    assert re.search("in all runs just before and after it", problem.message) and problem.line > NEIGHBOURS
+    assert (problem.pointer, problem.line) == (f"/{NEIGHBOURS}/run", NEIGHBOURS + 1)
+    assert re.match(rf"{place} of its run is .* in all lines just before and after it", problem.message)
     assert dataset.problems(dataset.root / EVIDENCE) == [], "among the runs of one file, it is no exception"
 
 
 def test_one_gpu_has_one_capability_also_if_nothing_else_knows_it(dataset: Dataset, minimal: Json) -> None:
-    entries = runs(3, gpu={"name": "Test GPU", "compute_capability": "9.0"})
-    assert problems(dataset, minimal, entries) == []
-    entries[1]["environment"]["gpu"] = {"name": "Test GPU", "compute_capability": "12.0"}
-    (problem,) = problems(dataset, minimal, entries)
-    assert problem.pointer == "/entries/1/environment/gpu/compute_capability"
+    headers = runs(3, gpu={"name": "Test GPU", "compute_capability": "9.0"})
+    assert problems(dataset, minimal, headers) == []
+    headers[1]["gpu"] = {"name": "Test GPU", "compute_capability": "12.0"}
+    (problem,) = problems(dataset, minimal, headers)
+    assert (problem.file, problem.pointer) == (EVIDENCE, "/1/run")
     assert problem.message == "Test GPU has compute capability 9.0 elsewhere, not 12.0"
 
 

@@ -1,10 +1,11 @@
-"""model: tags follow from models/ or from a curated claim; numbers of descriptions are the Definition's."""
+"""model: tags follow from models/ or a curated claim; descriptions mean the same in a family, and have its numbers."""
 
 from __future__ import annotations
 
 import json
 import re
 import time
+from collections import defaultdict
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -23,6 +24,8 @@ from flashinfer_trace.dataset.validation.model_rules import (
     check_numbers,
 )
 from flashinfer_trace.dataset.validation.problems import Findings
+from flashinfer_trace.format.naming import family_name, load_naming
+from flashinfer_trace.kernels import TABLE
 
 from .conftest import REPOSITORY, Dataset
 
@@ -48,12 +51,12 @@ def test_curated_claims_name_what_exists_and_is_claimed() -> None:
     assert known is not None
     kernels = json.loads((REPOSITORY / "traces" / "kernel_traces.json").read_text(encoding="utf-8"))["kernels"]
     traced = {kernel["name"] for kernel in kernels}
-    paths = (REPOSITORY / "schema" / "kernel_paths.json").read_text(encoding="utf-8")
+    known_paths = {at.path for one in TABLE for at in one.places} | {path for one in TABLE for path in one.launches}
+    exported = {path.rpartition(".")[2] for path in known_paths}
     names = [one.name for one in definitions(root=REPOSITORY)]
     for claim in CLAIMS:
         name = claim.get("kernel", "dsv3_router_gemm")
-        exported = f'.{name}"' in paths or f'"{name}"' in paths
-        assert name in traced or exported or name in KERNELS_OF_NO_CONFIGURATION, claim
+        assert name in traced or name in exported or name in KERNELS_OF_NO_CONFIGURATION, claim
         assert set(claim.get("models", ())) <= known.models, claim
         for pattern in claim["definitions"]:
             assert any(fnmatchcase(one, pattern) for one in names), f"nothing has this name: {pattern}"
@@ -272,3 +275,30 @@ def test_a_wrong_number_is_named_with_what_it_was_compared_with(text: str, messa
     findings = Findings(REPOSITORY / "x.json", REPOSITORY)
     check_numbers(Candidate(definition), findings)
     assert [one.message for one in findings.problems] == [f"the description mentions {message}"]
+
+
+pytestmark = pytest.mark.quick
+
+
+def test_no_definition_describes_alone_what_its_siblings_describe_otherwise() -> None:
+    """Numbers apart. What models need is compared with the recipes, byte for byte, in tests/extract."""
+    claims, naming = load_model_claims(REPOSITORY), load_naming(REPOSITORY)
+    assert claims is not None
+    wordings: dict[tuple[str, str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for one in definitions(root=REPOSITORY):
+        assert one.path is not None
+        data = json.loads(one.path.read_text(encoding="utf-8"))
+        for section in ("axes", "inputs", "outputs"):
+            for name, entry in data[section].items():
+                # "in these models" where a recipe knows them, "in models" where people wrote the Definition.
+                text = re.sub(r"\d+", "#", entry["description"]).replace("in these models", "in models")
+                wordings[str(family_name(one, naming)), section, name][text].append(one.name)
+    compared = 0
+    alone: dict[str, set[str]] = defaultdict(set)
+    for (_, section, name), found in wordings.items():
+        compared += sum(map(len, found.values())) > 1
+        for names in found.values() if len(found) > 1 else ():
+            if len(names) == 1 and names[0] not in claims.needed:
+                alone[names[0]].add(f"/{section}/{name}/description")
+    assert compared > 800
+    assert alone == {}, "describe them as their siblings do"

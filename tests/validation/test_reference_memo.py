@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flashinfer_trace.dataset.validation import reference_memo
+from flashinfer_trace.dataset.validation import reference_rules
 from flashinfer_trace.dataset.validation.reference_rules import check_reference
 
 from .conftest import Dataset
@@ -103,7 +103,7 @@ def test_alike_references_are_walked_once(
         walked.append(arguments[0].source)
         check_reference(*arguments)
 
-    monkeypatch.setattr(reference_memo, "check_reference", counted)
+    monkeypatch.setattr(reference_rules, "check_reference", counted)
     definitions = [at_size(minimal, size) for size in (16, 32, 64)]
     paths = [dataset.add(definition, minimal["reference"]) for definition in definitions]
     assert dataset.problems(*paths) == []

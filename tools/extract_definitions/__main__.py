@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from flashinfer_trace.dataset.evidence import LedgerError
+from flashinfer_trace.dataset.evidence import EvidenceError
 from flashinfer_trace.dataset.model_claims import ModelClaimsError
 from flashinfer_trace.dataset.store import DatasetError, find_root
 from flashinfer_trace.format.naming import NamingError
@@ -45,7 +45,7 @@ from tools.shared.command import end_with
 UNUSABLE = (
     ExtractionError,
     DatasetError,
-    LedgerError,
+    EvidenceError,
     ModelClaimsError,
     NamingError,
     PrivateKernelsError,

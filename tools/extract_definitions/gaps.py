@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace.dataset.kernel_coverage import definitions_by_kernel
+from flashinfer_trace.dataset.coverage import definitions_by_kernel
 from flashinfer_trace.dataset.store import definition_paths
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.format.json_source import load_object

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace import Definition
-from flashinfer_trace.dataset.model_coverage import plain_name
+from flashinfer_trace.dataset.coverage import plain_name
 from flashinfer_trace.format.files import Lines, laid_out
 from flashinfer_trace.format.json_source import TRACES, load_object
 from tools.extract_definitions.models import Model, available, load_model

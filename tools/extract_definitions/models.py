@@ -10,7 +10,7 @@ from pathlib import Path
 from reprlib import repr as shown
 from typing import Any
 
-from flashinfer_trace.dataset.model_coverage import plain_name
+from flashinfer_trace.dataset.coverage import plain_name
 from flashinfer_trace.format.json_source import JsonSourceError, load_object
 from flashinfer_trace.format.naming import MAX_NAME
 from tools.extract_definitions.errors import ExtractionError

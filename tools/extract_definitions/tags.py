@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace.dataset import evidence as ledger
+from flashinfer_trace.dataset import evidence as proof
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.format.naming import Naming, ordered
 from tools.extract_definitions.errors import ExtractionError
@@ -28,4 +28,4 @@ def status(data: dict[str, Any], root: Path) -> str:
         definition = Definition.from_dict(data)
     except ValueError as error:
         raise ExtractionError(f"conventions of {data['op_type']} make what is no Definition: {error}") from error
-    return ledger.VERIFIED if ledger.proven(root, definition) else ledger.UNVERIFIED
+    return proof.VERIFIED if proof.proven(root, definition) else proof.UNVERIFIED

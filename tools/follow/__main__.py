@@ -1,8 +1,8 @@
-"""Compares the kernels of the recorded stack of releases with those of another stack; needs no GPU.
+"""Compares the kernels of today's stack of releases with those of another stack; needs no GPU.
 
-python -m tools.follow                                   # the recorded stack with today's, of stacks.toml
 python -m tools.follow --sglang 0.5.24                   # with a newer SGLang, and the libraries that it pins
 python -m tools.follow --sglang 0.5.24 --flashinfer-python 0.7.3 --out .follow     # follow.md and follow.json there
+python -m tools.follow                                   # the stack before with today's: how the pin moved last
 
 It reads sources and imports none of them: what .sources* has of a stack, and .sources-stacks/, to which it fetches the
 rest. Every kernel path of the table is unchanged, has another signature, moved, or is gone. Public kernels that are new
@@ -24,9 +24,11 @@ from rich.console import Console
 from flashinfer_trace import definitions, find_root
 from flashinfer_trace.dataset.evidence import kernels_today
 from flashinfer_trace.format.files import write_json, write_text
+from flashinfer_trace.kernels.stacks import BEFORE, TODAY
+from flashinfer_trace.kernels.table import place_in
 from tools.follow.compare import GONE, MOVED, OTHER, SIGNATURE, STATES, UNCHANGED, compare, package_of
 from tools.follow.public import public_kernels
-from tools.follow.stacks import READ, Stack, bring_stack, read_stacks
+from tools.follow.stacks import READ, Stack, bring_stack
 from tools.shared.command import end_with
 from tools.shared.markdown import code, escape, table
 from tools.source_archives import FetchError
@@ -40,26 +42,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in READ:
         parser.add_argument(f"--{name}", dest=name, metavar="VERSION", help=f"the version of {name} to compare with")
-    parser.add_argument("--base", metavar="RELEASE", help="compare a stack of stacks.toml other than the recorded one")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write follow.md and follow.json here, print no table")
     parser.add_argument("--offline", action="store_true", help="fetch nothing")
     options = parser.parse_args(arguments)
     root = find_root()
     console = Console(stderr=True)
     try:
-        stacks = read_stacks(root / "stacks.toml")
-        base = options.base or stacks.recorded
-        if base not in stacks.stacks:
-            parser.error(f"--base {base}: stacks.toml has {', '.join(stacks.stacks)}")
-        given = {name: getattr(options, name) for name in READ if getattr(options, name)}
-        release = given.get("sglang", stacks.today)
-        wanted = {**stacks.stacks.get(release, {"sglang": release}), **given}
-        old = bring_stack(stacks.stacks[base], root, console, not options.offline)
+        given = {name: version for name in READ if (version := getattr(options, name))}
+        base, wanted = (TODAY, {**(TODAY if "sglang" not in given else {}), **given}) if given else (BEFORE, TODAY)
+        old = bring_stack(base, root, console, not options.offline)
         new = bring_stack(wanted, root, console, not options.offline)
     except FetchError as error:
         print(f"follow: {error}", file=sys.stderr)
         return 1
-    found = report(old, new, kernel_pairs(root))
+    found = report(old, new, kernel_pairs(root, base))
     if options.out is None:
         print(markdown(found), end="")
     else:
@@ -70,12 +66,13 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def kernel_pairs(root: Path) -> Pairs:
-    """Every kernel path of the table that computes a Definition, with the Definitions that it computes."""
+def kernel_pairs(root: Path, versions: Mapping[str, str]) -> Pairs:
+    """Every kernel path that releases with these versions have of the table, with the Definitions that it computes."""
     pairs: dict[str, list[tuple[str, str]]] = {}
     for definition in definitions(root=root):
         for label, kernel in kernels_today(root, definition).items():
-            pairs.setdefault(kernel.path, []).append((definition.name, label))
+            if (place := place_in(kernel.places, versions)) is not None:
+                pairs.setdefault(place.path, []).append((definition.name, label))
     return {path: sorted(pairs[path]) for path in sorted(pairs)}
 
 

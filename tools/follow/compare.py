@@ -35,24 +35,34 @@ def compare(old: Stack, new: Stack, paths: list[str]) -> list[Outcome]:
     before = {path: site_of(old, path) for path in paths if package_of(path) in old.owners}
     now = {path: site_of(new, path) for path in before}
     elsewhere = named(new, {_name(path) for path, site in now.items() if site is None and before[path] is not None})
+    others = {_name(site.path) for name, sites in elsewhere.items() for site in sites if _name(site.path) != name}
+    fresh = others - {_name(site.path) for sites in named(old, others).values() for site in sites}
     return [
-        _outcome(path, before[path], now[path], elsewhere)
+        _outcome(path, before[path], now[path], elsewhere, fresh)
         if path in before
         else Outcome(path, OTHER, changes=("its sources are not read",))
         for path in sorted(paths)
     ]
 
 
-def _outcome(path: str, before: Site | None, now: Site | None, elsewhere: Mapping[str, list[Site]]) -> Outcome:
+def _outcome(
+    path: str, before: Site | None, now: Site | None, elsewhere: Mapping[str, list[Site]], fresh: set[str]
+) -> Outcome:
+    """`fresh`: names that no function of the base stack has; with a kernel's very parameters, one is its new name."""
     if before is None:
         return Outcome(path, OTHER, changes=("not in the base stack",))
     if now is not None:
         different = _changes(before, now)
         return Outcome(path, SIGNATURE if different else UNCHANGED, path, different)
-    similar = [site for site in elsewhere[_name(path)] if similarity(before.signature, site.signature) >= SIMILAR]
+    similar = [
+        site
+        for site in elsewhere[_name(path)]
+        if similarity(before.signature, site.signature) >= SIMILAR and _offered(path, site.path)
+    ]
     ranked = sorted(similar, key=lambda site: _rank(path, before, site))
     for site in ranked:
-        if _name(site.path) == _name(path) and _same_project(path, site.path):
+        renamed = _name(site.path) in fresh and not _changes(before, site)
+        if (_name(site.path) == _name(path) or renamed) and _same_project(path, site.path):
             return Outcome(path, MOVED, site.path, _changes(before, site))
     return Outcome(path, GONE, changes=tuple(f"resembles {site.path}" for site in ranked[:1]))
 
@@ -60,6 +70,11 @@ def _outcome(path: str, before: Site | None, now: Site | None, elsewhere: Mappin
 def _same_project(path: str, other: str) -> bool:
     """Kernels move between SGLang's packages; what FlashInfer calls by their name is another kernel."""
     return (package_of(path) == "flashinfer") == (package_of(other) == "flashinfer")
+
+
+def _offered(path: str, other: str) -> bool:
+    """Whether a user may call it there: a package that stopped exporting a kernel does not offer it elsewhere."""
+    return path.count(".") > 1 or package_of(path) != package_of(other)
 
 
 def _rank(path: str, before: Site, site: Site) -> tuple[bool, bool, float, bool, bool, str]:

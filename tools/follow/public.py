@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tools.follow.resolve import callers_of_ops, public_names
 from tools.follow.signatures import python_files
 from tools.follow.stacks import Stack
-from tools.kernel_paths.resolve import callers_of_ops, public_names
 
 #: What FlashInfer decorates its public functions with.
 _API = re.compile(r"(?:\w+\.)*flashinfer_api\b")

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools.follow.resolve import Found, find
 from tools.follow.stacks import Stack
-from tools.kernel_paths.resolve import Found, find
 
 #: A parameter -> how it is passed and its default, as source; of a class, names begin with the method.
 Signature = Mapping[str, str]
@@ -92,7 +92,9 @@ def changes(old: Signature, new: Signature) -> list[str]:
     methods = {name for name in new if name.endswith(".")} - set(old)
     kept = {name: text for name, text in new.items() if f"{name.partition('.')[0]}." not in methods}
     found = [f"without {name}" for name in old if name not in kept]
-    found += [f"added {name}{_spaced(text)}" for name, text in kept.items() if name not in old]
+    found += [
+        f"added {name}{_spaced(text)}{_before(name, old, kept)}" for name, text in kept.items() if name not in old
+    ]
     both = [name for name in old if name in kept]
     different = [name for name in both if old[name] != kept[name]]
     found += [f"{name}: {old[name] or 'required'} -> {kept[name] or 'required'}" for name in different]
@@ -101,13 +103,25 @@ def changes(old: Signature, new: Signature) -> list[str]:
     return found
 
 
+def _before(added: str, old: Signature, kept: Signature) -> str:
+    """The old positional parameter that one was put before, as it takes its place in calls; empty if there is none."""
+    names = list(kept)
+    after = [name for name in names[names.index(added) + 1 :] if _owner(name) == _owner(added) and name in old]
+    positional = [name for name in (added, *after[:1]) if not kept[name].startswith("keyword") and "*" not in name]
+    return f" before {after[0]}" if len(positional) == 2 else ""
+
+
+def _owner(name: str) -> str:
+    return name.partition(".")[0] if "." in name else ""
+
+
 def _spaced(text: str) -> str:
     return f" ({text.strip()})" if text.startswith("keyword") else text
 
 
 def _same_within_methods(both: list[str], kept: Signature) -> bool:
     """Whether the parameters of each method are in the same order, though the methods are not."""
-    owner = {name: name.partition(".")[0] if "." in name else "" for name in both}
+    owner = {name: _owner(name) for name in both}
     new = [name for name in kept if name in owner]
     return all(
         [name for name in both if owner[name] == one] == [name for name in new if owner[name] == one]
@@ -123,13 +137,15 @@ def similarity(old: Signature | None, new: Signature | None) -> float:
 
 
 def named(stack: Stack, names: set[str]) -> dict[str, list[Site]]:
-    """Name -> functions and classes at the top level of any module whose name is that or contains it."""
+    """Name -> functions and classes at the top level of any module, tests aside, whose name is or contains it."""
     found: dict[str, list[Site]] = {name: [] for name in names}
     choice = re.compile("|".join(sorted(map(re.escape, names))) or "$^")
     wanted = re.compile(rf"^(?:async )?(?:def|class) \w*(?:{choice.pattern})", re.MULTILINE)
     for package in stack.packages:
         base = stack.roots.joinpath(package)
         for path in python_files(base, wanted):
+            if "test" in path.relative_to(base).parts:
+                continue
             module = ".".join((package, *path.relative_to(base).with_suffix("").parts)).removesuffix(".__init__")
             for node in ast.parse(path.read_text(encoding="utf-8")).body:
                 if isinstance(node, DEFINITIONS) and choice.search(node.name):

@@ -1,8 +1,7 @@
-"""Stacks of releases: what stacks.toml says, and the Python sources of a stack's libraries."""
+"""The Python sources of the libraries of a stack of releases."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,47 +10,11 @@ from typing import Any
 from rich.console import Console
 
 from tools.fetch_sources import LIBRARIES, PINS, Pin, fetch_pins, read_manifest, read_pins
-from tools.kernel_paths.resolve import Roots
+from tools.follow.resolve import Roots
 from tools.source_archives import DISTRIBUTIONS, FetchError
-
-# tomllib is in the standard library since Python 3.11; tomli provides the same for 3.10.
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 #: Distributions whose sources are read, and whose versions the command line can choose.
 READ = ("sglang", "sglang-kernel", "flashinfer-python", "sgl-deep-gemm", "sgl-flash-mla")
-
-
-@dataclass(frozen=True)
-class Stacks:
-    """What stacks.toml says.
-
-    Attributes:
-        recorded, today: the releases of SGLang whose stacks the table of kernels names, and people run.
-        stacks: release of SGLang -> distribution -> version.
-    """
-
-    recorded: str
-    today: str
-    stacks: Mapping[str, Mapping[str, str]]
-
-
-def read_stacks(path: Path) -> Stacks:
-    """Reads stacks.toml; raises FetchError, which names the file and the fix, if it is missing or malformed."""
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-        stacks = {name: {key: str(value) for key, value in stack.items()} for name, stack in document["stacks"].items()}
-        found = Stacks(document["recorded"], document["today"], stacks)
-        for release in (found.recorded, found.today):
-            if stacks[release]["sglang"] != release:
-                raise FetchError(f"{path}: stacks.{release}.sglang must be {release}")
-    except OSError as error:
-        raise FetchError(f"{path}: {error.strerror}; restore it from the repository") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FetchError(f"{path}: not usable as stacks ({error!r}); restore it from the repository") from None
-    return found
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,12 @@ _VALUE = re.compile(r'(?<=: )("(?:[^"\\]|\\.)*"|-?\d[\d.e+-]*|true|false|null)')
 
 
 def hostile_json(source: random.Random, content: bytes) -> tuple[str, bytes]:
-    """What was done, and a variant of a JSON file: mostly still JSON, with one to three values that are wrong."""
+    """What was done, and a variant of JSON or JSON lines, mostly still JSON, with one to three wrong values."""
     if source.random() < 0.3:
         return hostile_bytes(source, content)
-    data = json.loads(content)
+    lines = content.split(b"\n")
+    is_lines = lines[0].endswith(b"}")
+    data = [json.loads(line) for line in lines if line] if is_lines else json.loads(content)
     done = []
     for _ in range(source.choice((1, 1, 2, 3))):
         change = source.choice(TREE_CHANGES)
@@ -34,7 +36,11 @@ def hostile_json(source: random.Random, content: bytes) -> tuple[str, bytes]:
         if places:
             change(source, data, places)
             done.append(change.__name__)
-    text = json.dumps(data, indent=2, ensure_ascii=source.random() < 0.5)
+    ascii_only = source.random() < 0.5
+    if is_lines:
+        text = "".join(json.dumps(line, ensure_ascii=ascii_only) + "\n" for line in data)
+    else:
+        text = json.dumps(data, indent=2, ensure_ascii=ascii_only)
     if source.random() < 0.2:
         text = source.choice(TEXT_CHANGES)(source, text)
         done.append("text")

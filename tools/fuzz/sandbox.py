@@ -14,6 +14,7 @@ from typing import Any
 
 from flashinfer_trace import Definition, find_root, load
 from flashinfer_trace.dataset.digests import lengths_sha256
+from flashinfer_trace.dataset.model_claims import recorded_path
 from flashinfer_trace.dataset.store import ROOT_VARIABLE
 from flashinfer_trace.format.files import write_json
 from flashinfer_trace.judging.traffic import drawn, path_of
@@ -99,8 +100,8 @@ KINDS: dict[str, Sequence[Kind]] = {
         Kind("needs", 40, (VALIDATE, SYNC, *COVERAGE, KERNELS)),
         Kind("claims", 40, (VALIDATE, SYNC, EXTRACT)),
         Kind("recorded", 20, (VALIDATE, SYNC, EXTRACT)),
-        Kind("kernel_paths", 40, (VALIDATE, SYNC, SHOW, KERNELS, VERIFY)),
         Kind("compatibility", 40, (VALIDATE, SYNC)),
+        Kind("equivalent_code", 10, (VALIDATE, SYNC)),
         Kind("flashinfer_bench", 40, (VALIDATE, SYNC)),
         Kind("gpus", 40, (VALIDATE, SYNC, COST)),
         Kind("traffic", 50, (VALIDATE, COST_OF_WORKLOAD, COST_OF_REQUESTS, ("statistics", "LENGTHS")), sealed=True),
@@ -147,15 +148,15 @@ class Sandbox:
         patterns = {
             "definition": "definitions/*/*.json",
             "reference": "reference/*/*.py",
-            "evidence": "evidence/*/*.json",
+            "evidence": "evidence/*/*.json*",
             "naming": "schema/naming.json",
             "schema": "schema/*.schema.json",
             "model": f"models/{MODEL}.json",
             "needs": f"models/needs/{MODEL}.json",
             "claims": "models/curated/claims.json",
-            "recorded": "models/recorded/calls.json",
-            "kernel_paths": "schema/kernel_paths.json",
+            "recorded": "models/recorded/*.json",
             "compatibility": "schema/compatibility.json",
+            "equivalent_code": "schema/equivalent_code.json",
             "flashinfer_bench": "schema/flashinfer_bench.json",
             "gpus": "schema/gpus.json",
             "traffic": "workloads/traffic.json",
@@ -197,8 +198,11 @@ def build(root: Path, source: Path) -> None:
         shutil.copytree(source / part, root / part, ignore=names)
     for name in DEFINITIONS:
         (path,) = source.glob(f"definitions/*/{name}.json")
-        for part in ("definitions", "evidence"):
-            copy(source, root, f"{part}/{path.parent.name}/{name}.json")
+        copy(source, root, f"definitions/{path.parent.name}/{name}.json")
+        evidence = f"evidence/{path.parent.name}/{name}.jsonl"
+        copy(source, root, evidence)
+        for line in (source / evidence).read_text(encoding="utf-8").splitlines():
+            copy(source, root, f"evidence/runs/{json.loads(line)['run']}.json")
     for name in files_of_models(root):
         copy(source, root, name)
     make_claims(root)
@@ -233,18 +237,19 @@ def files_of_models(root: Path) -> list[str]:
 
 def make_claims(root: Path) -> None:
     """Claims and runs that say of the Definitions at `root` what their tags do; its source has those of others."""
-    claims, runs = [], []
+    claims = []
     for definition in map(functools.partial(load, root=root), DEFINITIONS):
         sizes = [tag for tag in definition.tags if tag.startswith(("tp:", "ep:"))]
         if models := definition.tag_values("model"):
             told = {"models": list(models), **({"tags": sizes} if sizes else {}), "source": "they have these tags"}
             claims.append({"definitions": [definition.name], **told})
-            runs.append({"models": list(models), "definitions": {definition.name: ["a_run"]}})
+            runs = [{"models": list(models), "runs": ["a_run"]}]
+            path = recorded_path(root, definition.name)
+            path.parent.mkdir(exist_ok=True)
+            write_json(path, {"definition": definition.name, "recorded": runs})
     document = {"$schema": "../../schema/curated_claims.schema.json", "claims": claims}
     (root / "models" / "curated").mkdir(exist_ok=True)
     write_json(root / "models" / "curated" / "claims.json", document)
-    (root / "models" / "recorded").mkdir()
-    write_json(root / "models" / "recorded" / "calls.json", {"recorded": runs})
 
 
 def add_workloads(root: Path, definition: Definition) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from flashinfer_trace.harness.case import judge_reference, reference_outputs, reference_run, same_bits
+from flashinfer_trace.harness.case import judge_reference, reference_outputs, reference_run
 from flashinfer_trace.harness.inputs import clone_inputs
 from flashinfer_trace.harness.refusals import accepted_wrong_sizes
+from flashinfer_trace.verdict.tensors import same_bits
 from tools.mutate.cases import Bench, Case
 
 __all__ = ["Verdict", "judge", "same_outputs"]

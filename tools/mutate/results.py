@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace.format.json_source import TRACES, JsonSourceError, load_object
+from flashinfer_trace.kernels import current_label
 
 __all__ = ["MutateDataError", "read_powers", "read_summaries"]
 
@@ -53,7 +54,7 @@ def read_powers(directory: Path) -> list[dict[str, Any]]:
             problem = "faults: each must have 'applied', an integer, and 'cases', an integer or null"
         if problem is not None:
             raise MutateDataError(f"{path}: {problem}; {fix}")
-        records.append(record)
+        records.append({**record, "kernel": current_label(record["kernel"])})
     return records
 
 

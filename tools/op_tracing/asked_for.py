@@ -12,7 +12,7 @@ from flashinfer_trace import Definition
 from flashinfer_trace.dataset.evidence import RECORDED_ON, proofs
 from flashinfer_trace.format.json_source import TRACES, load_object
 from flashinfer_trace.kernels import TABLE
-from flashinfer_trace.kernels.names import CALLED, KINDS, load_kernel_paths
+from flashinfer_trace.kernels.names import CALLED, KINDS
 from flashinfer_trace.kernels.table import facts_of
 from tools.shared.markdown import code, escape, table
 
@@ -47,6 +47,11 @@ Models that the project's issue asks for and that `models/` does not have, so th
 Definitions of the plan that a person read in the model's code, for models whose published configuration is a fixture of
 the tests of extraction (`tests/extract/published/`): these must not be in `models/`.
 """
+
+
+_NEEDS = "Needs compute capability "
+#: Why a kernel has no run that runs where evidence is recorded: none fits its Definitions as they stand.
+AWAITS = "Awaits a GPU run."
 
 
 @dataclass
@@ -85,7 +90,8 @@ def asked_kernels(
     for path, reason in without["kernels"].items():
         if (known := found.get(_name(path))) is not None:
             known.reason = reason
-    ops = load_kernel_paths(root).ops
+    also = {one.path: one.launches for one in TABLE}
+    in_table = {_name(path) for one in TABLE for path in (one.path, *one.launches)}
     for one in dataset:
         for tag in one.tags:
             namespace, _, path = tag.partition(":")
@@ -96,12 +102,14 @@ def asked_kernels(
                 if one.name not in kernel.tagged:
                     kernel.tagged.append(one.name)
         for entry in proofs(root, one):
-            for name in {_name(path) for path in ops.get(entry.path, (entry.path,))} & found.keys():
-                found[name].runs.setdefault(entry.gpu, set()).add(one.name)
+            for name in {_name(entry.path), *(_name(path) for path in also.get(entry.path, ()))} & found.keys():
+                found[name].runs.setdefault(entry.run.gpu, set()).add(one.name)
     needed = _capabilities()
     for kernel in found.values():
         if not kernel.runs and not kernel.reason and kernel.name in needed:
-            kernel.reason = f"Needs compute capability {needed[kernel.name]}."
+            kernel.reason = f"{_NEEDS}{needed[kernel.name]}."
+        elif not kernel.runs and not kernel.reason and kernel.name in in_table:
+            kernel.reason = AWAITS
     return list(found.values())
 
 
@@ -112,10 +120,12 @@ def asked_for(kernels: Iterable[AskedKernel]) -> str:
     gpus = Counter(gpu for one in found for gpu in one.runs)
     rows = [[code(one.name), _names(one), ", ".join(_runs(one)), escape(one.reason)] for one in found]
     named = [one for one in found if one.tagged and not one.runs]
-    needed = Counter(one.reason.rpartition(" ")[2].rstrip(".") for one in named if one.reason)
+    needed = Counter(one.reason[len(_NEEDS) : -1] for one in named if one.reason.startswith(_NEEDS))
+    waiting = sum(one.reason == AWAITS for one in named)
     others = [one.name for one in found if one.tagged and not one.models & DEEPSEEK]
     text = KERNELS.format(capability=" or ".join(sorted(needed)), count=len(others), names=", ".join(map(code, others)))
     missing = [f"{count} need compute capability {least}" for least, count in sorted(needed.items())]
+    missing += [f"{waiting} await{'s' if waiting == 1 else ''} a GPU run"] if waiting else []
     missing.append(f"{sum(not one.tagged for one in found)} without a Definition")
     ran = f"{sum(bool(one.runs) for one in found)} that ran, {len(named)} that are only named"
     total = [f"**all {len(found)} kernels**", ran, ", ".join(_counted(gpus.items())), ", ".join(missing)]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from flashinfer_trace import Definition, find_root
-from flashinfer_trace.dataset.kernel_coverage import definitions_with_kernel
+from flashinfer_trace.dataset.coverage import definitions_with_kernel
 from flashinfer_trace.format.naming import family_name, load_naming
 from flashinfer_trace.kernels.names import key_of_traced
 from tools.kernel_tracing.report.render import Cover

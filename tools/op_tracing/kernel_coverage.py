@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace import Definition
-from flashinfer_trace.dataset.kernel_coverage import (
+from flashinfer_trace.dataset.coverage import (
     definitions_by_kernel,
     definitions_with_evidence,
     definitions_with_kernel,

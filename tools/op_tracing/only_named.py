@@ -11,7 +11,7 @@ from flashinfer_trace.dataset.evidence import RECORDED_ON, kernels_today
 from flashinfer_trace.kernels.names import CALLED
 from tools.shared.markdown import code, escape, table
 
-__all__ = ["NO_RECORD", "only_named", "why_not_run"]
+__all__ = ["only_named", "why_not_run"]
 
 TEXT = """## Kernels that are only named
 
@@ -19,13 +19,6 @@ Kernels that libraries or models call for the function of a Definition, and that
 nobody ran them for it: how many Definitions name each, and why it did not run. Other kernels prove those of these
 Definitions that are verified. A kernel that does not take the sizes of a Definition is not named by it.
 """
-#: How paths begin that no record has -> why.
-NO_RECORD = {
-    "sgl_kernel.flash_attn.": (
-        "FlashAttention 3, which sglang-kernel 0.4.2 keeps in a library of its own, flash_ops.abi3.so (1.07 GB); it "
-        "was not carried to the GPUs on which evidence is recorded, and no record has a kernel of it"
-    )
-}
 
 
 def only_named(root: Path, dataset: Iterable[Definition]) -> str:
@@ -49,4 +42,4 @@ def why_not_run(root: Path, definition: Definition, path: str) -> str:
         if path in kernel.tags:
             here, needed = kernel.runs_on(RECORDED_ON), ".".join(map(str, kernel.min_capability))
             return "awaits a GPU run" if here else f"needs compute capability {needed}"
-    return next((why for start, why in NO_RECORD.items() if path.startswith(start)), "")
+    return ""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace.format import json_source
-from flashinfer_trace.kernels.names import load_kernel_paths
+from flashinfer_trace.kernels.stacks import BEFORE
 from tools.kernel_tracing.configuration.listed import configurations
 from tools.runtime_tracing.recording import RecordedCall, RecordedLaunch, Recording, RecordingError, read_all
 
@@ -37,7 +37,7 @@ def consistent(directory: Path, root: Path) -> list[Recording]:
 
     Raises:
         RecordingError: one cannot be read, or contradicts itself or the list of configurations.
-        ConfigurationError, KernelPathsError, JsonSourceError: see `contradictions`.
+        ConfigurationError, JsonSourceError: see `contradictions`.
     """
     runs = read_all(directory)
     for run in runs:
@@ -55,7 +55,7 @@ def contradictions(run: Recording, root: Path) -> Iterator[str]:
         root: the dataset root, for the pinned packages and the known GPUs.
 
     Raises:
-        ConfigurationError, KernelPathsError, JsonSourceError: a file that it is compared with is unusable.
+        ConfigurationError, JsonSourceError: a file that it is compared with is unusable.
     """
     yield from _settings(run)
     yield from _versions(run.document["versions"], root)
@@ -84,9 +84,9 @@ def _settings(run: Recording) -> Iterator[str]:
 
 
 def _versions(versions: Mapping[str, str], root: Path) -> Iterator[str]:
-    for name, pinned in sorted({tuple(each.split(" ", 1)) for each in load_kernel_paths(root).versions.values()}):
+    for name, pinned in BEFORE.items():
         if versions.get(name, pinned) != pinned:
-            yield f"versions.{name}: {versions[name]}, but schema/kernel_paths.json pins {pinned}"
+            yield f"versions.{name}: {versions[name]}, but the recorded runs are of {pinned}"
     gpus: dict[str, Any] = json_source.load_object(root / "schema" / "gpus.json")["gpus"]
     if (gpu := versions.get("gpu")) not in {name for one in gpus.values() for name in one["names"]}:
         yield f"versions.gpu: schema/gpus.json has no {gpu}"

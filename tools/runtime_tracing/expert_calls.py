@@ -10,7 +10,7 @@ from tools.runtime_tracing.recording import RecordedCall
 
 __all__ = ["same_experts", "sums_rows"]
 
-_MATMUL = "triton_kernels.matmul_ogs.matmul_ogs"
+_MATMUL = "triton_kernels.matmul.matmul"
 #: Arguments of the launch -> inputs of the Definitions that it computes.
 _TAKEN = {
     "B": "bias",

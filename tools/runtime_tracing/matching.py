@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from flashinfer_trace import Definition, TensorSpec
-from flashinfer_trace.kernels import launched_by
+from flashinfer_trace.kernels import launched_by, paths_of
 from tools.runtime_tracing.attention_calls import SETTING_AXES, merges_parts, read_inputs, same_attention
 from tools.runtime_tracing.composed_calls import COMPOSED, same_inputs
 from tools.runtime_tracing.expert_calls import same_experts, sums_rows
@@ -71,7 +71,7 @@ class Evidence:
         """
         self._known: dict[Key, list[Definition]] = defaultdict(list)
         for definition in definitions:
-            for path in sorted(set(runs.get(definition.name, ()))):
+            for path in sorted({place for run in runs.get(definition.name, ()) for place in paths_of(run)}):
                 self._known[_parts(path)[0], _parts(path)[-1]].append(definition)
                 self._known[COMPOSED, path].append(definition)
         # Layers make the same calls, and so do runs: some three in ten differ from all others.

@@ -1,4 +1,4 @@
-"""models/recorded/calls.json: the Definitions that recorded runs of each model call, from which model: tags follow.
+"""models/recorded/: the recorded runs of each model that call a Definition, from which model: tags follow.
 
 A run has few layers and the real sizes of its model, or of one rank of it. What it calls counts whether or not the
 Definition has evidence: the kernels of a Definition are those of its family's record.
@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace import Definition
+from flashinfer_trace.dataset.coverage import plain_name
 from flashinfer_trace.dataset.evidence import kernels_today
 from flashinfer_trace.dataset.model_claims import recorded_path
-from flashinfer_trace.dataset.model_coverage import plain_name
-from flashinfer_trace.format.files import Lines, laid_out
+from flashinfer_trace.format.files import json_text
 from flashinfer_trace.format.json_source import load_object
 from tools.runtime_tracing.attention_calls import merges_parts
 from tools.runtime_tracing.composed_calls import composed
@@ -23,15 +23,15 @@ from tools.runtime_tracing.expert_calls import sums_rows
 from tools.runtime_tracing.matching import Evidence
 from tools.runtime_tracing.recording import RecordedCall, Recording
 
-__all__ = ["called", "document", "models_of"]
+__all__ = ["called", "documents", "models_of"]
 
 #: Constants of a model in which its runs may differ: which layers there are, and the class that runs it. The format of
 #: the weights is compared apart.
 OTHERWISE = {"architectures", "first_k_dense_replace", "layer_types", "quantization_config"}
 
 
-def document(root: Path, runs: Iterable[Recording], dataset: Iterable[Definition]) -> dict[Path, str]:
-    """The path of the file and its text; nothing for a root without models.
+def documents(root: Path, runs: Iterable[Recording], dataset: Iterable[Definition]) -> dict[Path, str]:
+    """The path of each file and its text; nothing for a root without models.
 
     Args:
         root: the dataset root.
@@ -43,17 +43,19 @@ def document(root: Path, runs: Iterable[Recording], dataset: Iterable[Definition
         return {}
     every = list(dataset)
     known = Evidence(every, {one.name: [kernel.path for kernel in kernels_today(root, one).values()] for one in every})
-    found: dict[tuple[str, ...], dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    found: dict[str, dict[tuple[str, ...], set[str]]] = defaultdict(lambda: defaultdict(set))
     for run in runs:
         if names := models_of(run, models):
             for definition in called(run, known):
-                found[names][definition].add(run.name)
-    recorded = [
-        {"models": names, "definitions": {name: sorted(runs_of) for name, runs_of in sorted(definitions.items())}}
-        for names, definitions in sorted(found.items())
-    ]
-    text = laid_out({"$schema": "../../schema/recorded_calls.schema.json", "recorded": recorded}, _lines)
-    return {recorded_path(root): text}
+                found[definition][names].add(run.name)
+    return {recorded_path(root, name): _text(name, runs_of) for name, runs_of in sorted(found.items())}
+
+
+def _text(definition: str, runs_of: Mapping[tuple[str, ...], set[str]]) -> str:
+    recorded = [{"models": models, "runs": sorted(runs)} for models, runs in sorted(runs_of.items())]
+    return json_text(
+        {"$schema": "../../schema/recorded_calls.schema.json", "definition": definition, "recorded": recorded}
+    )
 
 
 def models_of(run: Recording, models: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
@@ -100,16 +102,3 @@ def called(run: Recording, known: Evidence) -> set[str]:
 
 def _is_rest(call: RecordedCall) -> bool:
     return merges_parts(call) or sums_rows(call)
-
-
-def _lines(path: tuple[str, ...], value: Any) -> Lines | None:
-    match path:
-        case ():
-            return Lines(2, closing=0)
-        case ("recorded",):
-            return Lines(4, closing=2)
-        case ("recorded", "*"):
-            return Lines(6, closing=4)
-        case ("recorded", "*", "definitions"):
-            return Lines(8, closing=6)
-    return None

@@ -20,10 +20,9 @@ from typing import Any
 
 from benchmarks.page import reference_speed_document
 from flashinfer_trace import DatasetError, Definition, definitions, find_root
+from flashinfer_trace.dataset.coverage import LISTED, matrix, model_coverages, op_table
 from flashinfer_trace.dataset.evidence import VERIFIED, proofs
 from flashinfer_trace.dataset.flashinfer_bench import load_compatibility
-from flashinfer_trace.dataset.kernel_coverage import LISTED
-from flashinfer_trace.dataset.model_coverage import matrix, model_coverages, op_table
 from flashinfer_trace.format.files import write_text
 from flashinfer_trace.format.json_source import TRACES, JsonSourceError, load_object
 from tools.accuracy import accuracy_documents

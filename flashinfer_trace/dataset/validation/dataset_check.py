@@ -8,36 +8,47 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace.dataset.evidence import Ledger, LedgerError, file_in, read
-from flashinfer_trace.dataset.flashinfer_bench import EcosystemError, compatibility_path, load_compatibility
+from flashinfer_trace.dataset.evidence import Evidence, EvidenceError, file_in, read, run_file
+from flashinfer_trace.dataset.evidence_run import Run
+from flashinfer_trace.dataset.flashinfer_bench import CompatibilityError, compatibility_path, load_compatibility
 from flashinfer_trace.dataset.kernel_tags import kernel_tags_of
 from flashinfer_trace.dataset.model_claims import ModelClaims, ModelClaimsError, load_model_claims, missing_files
 from flashinfer_trace.dataset.validation import definition_rules, reference_rules
 from flashinfer_trace.dataset.validation.candidate import Candidate
-from flashinfer_trace.dataset.validation.claim_rules import check_claims, check_no_kernel
-from flashinfer_trace.dataset.validation.contract_rules import SIBLINGS, Contract, check_contract, contract_of
-from flashinfer_trace.dataset.validation.data_rules import DATA, check_claims_file, check_names
+from flashinfer_trace.dataset.validation.data_rules import (
+    DATA,
+    check_claims_file,
+    check_names,
+    check_traffic,
+    check_workloads,
+    traffic_names,
+)
+from flashinfer_trace.dataset.validation.definition_rules import SIBLINGS, Contract, check_contract, contract_of
 from flashinfer_trace.dataset.validation.evidence_rules import (
     check_evidence_file,
     check_machines,
     check_orphan,
+    check_run_file,
     check_verified,
 )
 from flashinfer_trace.dataset.validation.files import DatasetFiles
-from flashinfer_trace.dataset.validation.machine_rules import Machines
-from flashinfer_trace.dataset.validation.meaning_rules import check_meaning, check_tag_meanings
 from flashinfer_trace.dataset.validation.model_rules import check_models, check_numbers
 from flashinfer_trace.dataset.validation.problems import Findings, Result, quote
-from flashinfer_trace.dataset.validation.reference_memo import ReferenceMemo
+from flashinfer_trace.dataset.validation.reference_rules import ReferenceMemo
 from flashinfer_trace.dataset.validation.schemas import SchemaFileError, Schemas, check_schema
-from flashinfer_trace.dataset.validation.tag_rules import check_calls, check_family_tags
-from flashinfer_trace.dataset.validation.traffic_rules import check_traffic, check_workloads, traffic_names
+from flashinfer_trace.dataset.validation.tag_rules import (
+    check_calls,
+    check_claims,
+    check_family_tags,
+    check_meaning,
+    check_no_kernel,
+    check_tag_meanings,
+)
 from flashinfer_trace.format.files import UnreadableFile, read_bytes
-from flashinfer_trace.format.json_source import JsonDocument, JsonSourceError, load, parse
+from flashinfer_trace.format.json_source import JsonDocument, JsonSourceError, load, load_lines, parse
 from flashinfer_trace.format.naming import NamePattern, Naming, NamingError, family_name, load_naming
 from flashinfer_trace.format.roots import is_private
 from flashinfer_trace.kernels import family_kernels, kernels_of
-from flashinfer_trace.kernels.names import KernelPathsError, kernel_paths_path, load_kernel_paths
 from flashinfer_trace.kernels.table import KernelFacts
 
 __all__ = ["validate_paths"]
@@ -80,8 +91,9 @@ class _DatasetCheck:
         self.evidence_paths: dict[Path, None] = {}
         self.context_paths: dict[Path, None] = {}  # evidence that nobody named: checked, but not counted
         self.first_of_name: dict[str, Path] = {}
-        self.evidence: dict[Path, Ledger | None] = {}
-        self.machines = Machines()
+        self.evidence: dict[Path, Evidence | None] = {}
+        self.runs: dict[str, Run | None] = {}
+        self.headers: dict[str, Any] = {}  # by the name of the run
         self.references = ReferenceMemo()
         self.members: dict[str, list[tuple[str, Contract]]] = {}  # the first of each family
 
@@ -119,17 +131,23 @@ class _DatasetCheck:
         for path in self.definition_paths:
             self._check_definition(path)
         for path in (*self.evidence_paths, *self.context_paths):
+            if path.parent == self.files.runs:
+                self._run_of(path.stem)
+                continue
             check_orphan(path, self.root, self.findings_of(path))
             self._evidence_of(path)
         if self.context_paths:  # one run stands out among all, not among the few of some files
-            check_machines(self.machines, self.findings_of)
+            check_machines(self.evidence, self.headers, self.findings_of)
         problems = sorted(problem for findings in self.findings.values() for problem in findings.problems)
         return Result(len(self.definition_paths | self.evidence_paths), problems)
 
     def _load(self, path: Path) -> JsonDocument | None:
         findings = self.findings_of(path)
         try:
-            document = parse(self.contents[path].encode()) if path in self.contents else load(path)
+            if path in self.contents:
+                document = parse(self.contents[path].encode())
+            else:
+                document = load_lines(path) if path.suffix == ".jsonl" else load(path)
         except JsonSourceError as error:
             found = error.problem
             findings.add(found.rule, found.message, found.hint, found.pointer, found.line)
@@ -178,9 +196,9 @@ class _DatasetCheck:
             self._check_verified(candidate, family, path, findings)
 
     def _check_verified(self, candidate: Candidate, family: NamePattern | None, path: Path, findings: Findings) -> None:
-        ledger = self._evidence_of(path) if os.path.lexists(path) else None
+        evidence = self._evidence_of(path) if os.path.lexists(path) else None
         kernels = kernels_of(family.name, candidate.definition) if family and candidate.definition else {}
-        check_verified(candidate, ledger, kernels, path, self.root, self.release, findings)
+        check_verified(candidate, evidence, kernels, path, self.root, self.release, findings)
 
     def _check_claims(self, candidate: Candidate, family: NamePattern | None, findings: Findings) -> None:
         if family is None or self.naming is None:
@@ -197,14 +215,9 @@ class _DatasetCheck:
         if ran is None:
             return
         kernels = kernel_tags_of(family.name, definition, ran)
-        try:
-            known = load_kernel_paths(self.root)
-        except KernelPathsError as error:
-            self._report_kernel_paths(error)
-            return
-        check_claims(candidate, known, kernels, findings)
+        check_claims(candidate, kernels, findings)
         if self.model_claims is not None:
-            check_family_tags(candidate, family, kernels, known, self.naming, findings)
+            check_family_tags(candidate, family, kernels, self.naming, findings)
 
     def _siblings(self, candidate: Candidate, family: NamePattern) -> list[Contract]:
         """The contracts of the first other Definitions of a family."""
@@ -241,10 +254,10 @@ class _DatasetCheck:
         if not os.path.lexists(path):
             return set()
         try:
-            ledger = self._evidence_of(path) if candidate.is_verified else read(self.root, definition)
-        except LedgerError:
+            evidence = self._evidence_of(path) if candidate.is_verified else read(self.root, definition)
+        except EvidenceError:
             return None
-        return {entry.kernel_label for entry in ledger.proofs(definition, kernels)} if ledger else None
+        return {entry.kernel_label for entry in evidence.proofs(definition, kernels)} if evidence else None
 
     def _check_data(self) -> None:
         """Checks the data files that a dataset may have by their schemas, and what these cannot express."""
@@ -258,15 +271,12 @@ class _DatasetCheck:
                 invalid = check_schema(schema, document.data, findings, "dataset-schema")
                 check_names(path, name, document.data, titles, findings)
                 if name == "curated_claims" and not invalid:
-                    try:
-                        check_claims_file(document.data, self.files.stems, self.root, findings)
-                    except KernelPathsError as error:
-                        self._report_kernel_paths(error)
+                    check_claims_file(document.data, self.files.stems, self.root, findings)
 
     def _check_meaning(self, candidate: Candidate, findings: Findings) -> None:
         try:
             known = load_compatibility(self.root)
-        except EcosystemError as error:
+        except CompatibilityError as error:
             path = compatibility_path(self.root)
             self.findings_of(path).add("dataset-schema", str(error), "see schema/compatibility.schema.json")
             return
@@ -288,11 +298,6 @@ class _DatasetCheck:
             if (file := self._load(path)) is not None:
                 check_workloads(path, file.data, schema, names, self.findings_of(path))
 
-    def _report_kernel_paths(self, error: KernelPathsError) -> None:
-        message = str(error).replace(f"{self.root}/", "")
-        path = kernel_paths_path(self.root)
-        self.findings_of(path).add("dataset-schema", message, "see schema/kernel_paths.schema.json")
-
     def _check_path(self, candidate: Candidate, path: Path, findings: Findings) -> None:
         if candidate.name is None or candidate.op_type is None:
             return
@@ -310,7 +315,7 @@ class _DatasetCheck:
             shown = self.findings_of(others[0]).file
             findings.add("name-duplicate", f"{shown} has the name {quote(candidate.name)} too", "rename one", "/name")
 
-    def _evidence_of(self, path: Path) -> Ledger | None:
+    def _evidence_of(self, path: Path) -> Evidence | None:
         """Checks an evidence file once; None if it is unusable."""
         if path not in self.evidence:
             self.evidence[path] = None
@@ -318,10 +323,21 @@ class _DatasetCheck:
             document, schema = self._load(path) if files else None, self._schema("evidence")
             if document is not None and schema is not None:
                 findings = self.findings_of(path)
-                self.evidence[path] = check_evidence_file(
-                    path, self.root, document.data, schema, self.machines, findings
-                )
+                self.evidence[path] = check_evidence_file(path, document.data, schema, self._run_of, findings)
         return self.evidence[path]
+
+    def _run_of(self, name: str) -> Run | None:
+        """Checks the header of a run once; None if it is missing or unusable."""
+        if name not in self.runs:
+            self.runs[name] = None
+            path = run_file(self.files.evidence, name)
+            there = os.path.lexists(path) and list(self.files.json_files(path, self.findings_of))
+            document, schema = self._load(path) if there else None, self._schema("evidence_run")
+            if document is not None and schema is not None:
+                self.headers[name] = document.data
+                findings = self.findings_of(path)
+                self.runs[name] = check_run_file(path, self.root, document.data, schema, findings)
+        return self.runs[name]
 
     def _schema(self, name: str) -> Any:
         """A compiled schema, None (and one problem) if its file is unusable."""
@@ -365,7 +381,7 @@ class _DatasetCheck:
             check_schema(
                 schema, document.data, self.findings_of(self.root / "schema" / "naming.json"), "dataset-schema"
             )
-        for name in ("definition", "evidence"):
+        for name in ("definition", "evidence", "evidence_run"):
             self._schema(name)
         _ = self.naming
 

@@ -7,17 +7,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace.dataset.evidence import VERIFIED, Ledger, LedgerError, code_today, kernel_label
-from flashinfer_trace.dataset.evidence_run import chosen_seed, implausible
+from flashinfer_trace.dataset.evidence import VERIFIED, Evidence, run_file
+from flashinfer_trace.dataset.evidence_run import Entry, Run, chosen_seed, implausible
 from flashinfer_trace.dataset.validation.candidate import Candidate
-from flashinfer_trace.dataset.validation.machine_rules import Machines, known_facts
+from flashinfer_trace.dataset.validation.machine_rules import Line, known_facts, odd_ones
 from flashinfer_trace.dataset.validation.problems import Findings, pointer_of, quote
 from flashinfer_trace.dataset.validation.schemas import check_schema
 from flashinfer_trace.format.json_source import JsonSourceError
-from flashinfer_trace.kernels.names import KernelPathsError
 from flashinfer_trace.kernels.table import KernelFacts
 
-__all__ = ["check_evidence_file", "check_machines", "check_orphan", "check_verified"]
+__all__ = ["check_evidence_file", "check_machines", "check_orphan", "check_run_file", "check_verified"]
 
 #: Most objections to the evidence of one Definition that are reported.
 MAX_OBJECTIONS = 10
@@ -25,57 +24,72 @@ _RECORD = "record it again; do not edit it by hand"
 _FIX = "record it with `flashinfer-trace verify --record` on a GPU, or tag it status:unverified"
 
 
-def check_evidence_file(
-    path: Path, root: Path, data: Any, schema: Any, machines: Machines, findings: Findings
-) -> Ledger | None:
-    """Checks one evidence file by itself; None if it does not follow the schema or cannot have been recorded.
+def check_run_file(path: Path, root: Path, data: Any, schema: Any, findings: Findings) -> Run | None:
+    """Checks the header of a run; None if it does not follow the schema or cannot have been recorded.
 
     Args:
-        path: where it lies, absolute.
+        path: where it lies.
         root: the dataset root.
         data: its JSON.
-        schema: the compiled evidence schema.
-        machines: takes in the runs of a file without problems.
+        schema: the compiled schema of headers.
         findings: where problems go.
     """
     if check_schema(schema, data, findings, "evidence-invalid"):
         return None
-    for field, expected in (("definition", path.stem), ("op_type", path.parent.name)):
-        if data[field] != expected:
-            message = f"{field} is {quote(data[field])}, but the file's path says {quote(expected)}"
-            findings.add("evidence-mismatch", message, _RECORD, pointer_of(field))
     try:
-        ledger = Ledger.from_json(data)
-    except LedgerError as error:  # a schema that was changed
+        run = Run.from_json(path.stem, data)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         findings.add("evidence-invalid", str(error), _RECORD)
         return None
-    before = len(findings.problems)
-    for repeated in ledger.repeated():
-        findings.add("evidence-invalid", f"the run of {repeated} is there twice", _RECORD, "/entries")
-    for index, entry in enumerate(ledger.entries):
-        for field, reason in (("recorded_at", implausible(entry.recorded_at)), ("seed", chosen_seed(entry.seed))):
-            if reason is not None:
-                findings.add("evidence-invalid", reason, _RECORD, pointer_of("entries", index, field))
-        for place, reason in entry.contradictions:
-            findings.add("evidence-invalid", reason, _RECORD, pointer_of("entries", index, *place))
-        if entry.kernel_label != kernel_label(entry.path, entry.variant):
-            message = f"the label is {quote(entry.kernel_label)}, but path and variant give another"
-            findings.add("evidence-invalid", message, _RECORD, pointer_of("entries", index, "kernel", "label"))
+    for field, reason in (("started_at", implausible(run.started_at)), ("seed", chosen_seed(run.seed))):
+        if reason is not None:
+            findings.add("evidence-invalid", reason, _RECORD, pointer_of(field))
     try:
-        known = known_facts(root)
-    except KernelPathsError as error:
-        findings.add("dataset-schema", str(error).replace(f"{root}/", ""), "see schema/kernel_paths.schema.json")
-        return None
+        for place, message in known_facts(root).contradictions(data):
+            findings.add("evidence-invalid", message, _RECORD, pointer_of(*place))
     except (JsonSourceError, KeyError, TypeError, AttributeError) as error:
         findings.add("dataset-schema", f"schema/gpus.json: malformed ({error!r})", "see schema/gpus.schema.json")
+    return None if findings.problems else run
+
+
+def check_evidence_file(
+    path: Path, data: Any, schema: Any, run_of: Callable[[str], Run | None], findings: Findings
+) -> Evidence | None:
+    """Checks one evidence file by itself; None if it does not follow the schema or cannot have been recorded.
+
+    Args:
+        path: where it lies.
+        data: its lines.
+        schema: the compiled evidence schema.
+        run_of: what the header of a run says, None if it is missing or unusable (then it has problems of its own).
+        findings: where problems go.
+    """
+    if check_schema(schema, data, findings, "evidence-invalid"):
         return None
-    for index, run in enumerate(data["entries"]):
-        for place, message in known.contradictions(run):
-            findings.add("evidence-invalid", message, _RECORD, pointer_of("entries", index, *place))
-    if len(findings.problems) > before:
-        return None
-    machines.add(path, data["entries"])
-    return ledger
+    entries, usable = [], True
+    for index, line in enumerate(data):
+        run = run_of(line["run"])
+        if run is None:
+            usable = False
+            if not os.path.lexists(run_file(path.parent.parent, line["run"])):
+                message = f"there is no header of the run {line['run']}"
+                findings.add("evidence-invalid", message, _RECORD, pointer_of(index, "run"))
+            continue
+        try:
+            entry = Entry.from_json(line, run)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:  # a schema that was changed
+            findings.add("evidence-invalid", str(error), _RECORD, pointer_of(index))
+            continue
+        if entry.library and not entry.version:
+            message = f"the run {run.name} does not list {quote(entry.library)}"
+            findings.add("evidence-invalid", message, _RECORD, pointer_of(index, "library"))
+        for place, reason in entry.contradictions:
+            findings.add("evidence-invalid", reason, _RECORD, pointer_of(index, *place))
+        entries.append(entry)
+    evidence = Evidence(tuple(entries))
+    for repeated in evidence.repeated():
+        findings.add("evidence-invalid", f"the run of {repeated} is there twice", _RECORD)
+    return evidence if usable and not findings.problems else None
 
 
 def check_orphan(path: Path, root: Path, findings: Findings) -> None:
@@ -84,23 +98,36 @@ def check_orphan(path: Path, root: Path, findings: Findings) -> None:
     Not for evidence that a checked Definition led to: that Definition may be about to be written, elsewhere so far.
     """
     try:
-        relative = path.relative_to(root / "evidence")
+        relative = path.relative_to(root / "evidence").with_suffix(".json")
     except ValueError:
-        relative = Path(path.parent.name) / path.name
+        relative = Path(path.parent.name) / f"{path.stem}.json"
     if len(relative.parts) != 2 or not os.path.isfile(root / "definitions" / relative):
         message = f"there is no Definition at definitions/{relative.as_posix()}"
         findings.add("evidence-orphan", message, "remove the evidence, or move it beside its Definition's path")
 
 
-def check_machines(machines: Machines, findings_of: Callable[[Path], Findings]) -> None:
-    """Compares the machines of all evidence, which `check_evidence_file` has accepted file by file."""
-    for path, index, place, message in machines.odd_ones():
-        findings_of(path).add("evidence-invalid", message, _RECORD, pointer_of("entries", index, *place))
+def check_machines(
+    every: Mapping[Path, Evidence | None], headers: Mapping[str, Any], findings_of: Callable[[Path], Findings]
+) -> None:
+    """Compares the machines of all evidence, which `check_evidence_file` has accepted file by file.
+
+    Args:
+        every: by the path of the file.
+        headers: what the file of each run holds, by its name.
+        findings_of: gives the findings of a file.
+    """
+    lines = [
+        Line(path, index, entry.run.name)
+        for path, evidence in every.items()
+        for index, entry in enumerate(evidence.entries if evidence else ())
+    ]
+    for line, message in odd_ones(lines, headers):
+        findings_of(line.path).add("evidence-invalid", message, _RECORD, pointer_of(line.number, "run"))
 
 
 def check_verified(
     candidate: Candidate,
-    ledger: Ledger | None,
+    evidence: Evidence | None,
     kernels: Mapping[str, KernelFacts],
     path: Path,
     root: Path,
@@ -111,7 +138,7 @@ def check_verified(
 
     Args:
         candidate: the Definition.
-        ledger: its evidence, None if the file is missing or unusable (then it has problems of its own).
+        evidence: its evidence, None if the file is missing or unusable (then it has problems of its own).
         kernels: those that compute it according to the table, by label.
         path: where the evidence must lie.
         root: the dataset root; its schema/naming.json must be usable.
@@ -120,19 +147,19 @@ def check_verified(
     """
     pointer = pointer_of("tags", next(index for index, tag in candidate.tags if tag == VERIFIED))
     shown = path.relative_to(root).as_posix()
-    if ledger is None:
+    if evidence is None:
         if not os.path.lexists(path):
             findings.add("evidence-missing", f"{VERIFIED}, but there is no {shown}", _FIX, pointer)
         return
     definition = candidate.definition
     if definition is None:
         return
-    objections = ledger.objections(definition, kernels)
+    objections = evidence.objections(definition, kernels)
     for objection in objections[:MAX_OBJECTIONS]:
         rule = "evidence-failed" if objection.failed else "evidence-mismatch"
         findings.add(rule, f"{VERIFIED}, but of {shown}: {objection.text}", _FIX, pointer)
     if release and not objections:
-        for entry, changed in ledger.stale(code_today(definition)):
-            run = f"the run of {entry.kernel_label} on {entry.gpu}"
+        for entry, changed in evidence.stale(definition):
+            run = f"the run of {entry.kernel_label} on {entry.run.gpu}"
             message = f"{shown}: the code of the {' and of the '.join(changed)} has changed since {run}"
             findings.add("evidence-stale", message, "record it again before a release", pointer)

@@ -31,6 +31,16 @@ class DatasetFiles:
     def evidence(self) -> Path:
         return self.root / "evidence"
 
+    @property
+    def runs(self) -> Path:
+        """The headers of the runs of evidence."""
+        return self.evidence / "runs"
+
+    def suffix(self, directory: Path) -> str:
+        """How the names of files end in a directory: evidence has a line for each run."""
+        lines = self.is_below(directory, self.evidence) and not self.is_below(directory, self.runs)
+        return ".jsonl" if lines else ".json"
+
     def locate(self, path: Path) -> Path:
         """`path` made absolute. Symbolic links are resolved around it, but not the path itself."""
         absolute = Path(os.path.abspath(path))
@@ -66,7 +76,7 @@ class DatasetFiles:
         if not stat.S_ISDIR(mode):
             yield path
             return
-        if path.suffix == ".json":
+        if path.suffix == self.suffix(path.parent):
             findings_of(path).add("file-kind", "is a directory, not a file", "remove it or rename it")
             return
         queue = [path]
@@ -81,23 +91,24 @@ class DatasetFiles:
             findings_of(directory).add("file-unreadable", f"cannot be read: {error.strerror}", "check its permissions")
             return
         for entry in entries:
-            path = directory / entry.name
+            path, suffix = directory / entry.name, self.suffix(directory)
             if entry.is_symlink():
                 findings_of(path).add("file-kind", "is a symbolic link", "replace it by the file itself")
-            elif path.suffix == ".json" and not entry.is_file(follow_symlinks=False):
+            elif path.suffix == suffix and not entry.is_file(follow_symlinks=False):
                 if entry.is_dir(follow_symlinks=False):
                     findings_of(path).add("file-kind", "is a directory, not a file", "remove it or rename it")
                 else:  # the words of json_source.load, so that the problem is reported once
                     findings_of(path).add("file-kind", "is not a regular file", "replace it by a plain file")
             elif entry.is_dir(follow_symlinks=False):
                 queue.append(path)
-            elif path.suffix == ".json":
+            elif path.suffix == suffix:
                 yield path
             elif path.suffix == ".review":
                 hint = "take over what is right, then remove it"
                 findings_of(path).add("file-unexpected", "is a conflict that extraction left for review", hint)
             else:
-                findings_of(path).add("file-unexpected", "is not a JSON file", "one Definition a file, <name>.json")
+                hint = "one Definition a file, <name>.json; its evidence is <name>.jsonl"
+                findings_of(path).add("file-unexpected", f"is not a {suffix} file", hint)
 
     @cached_property
     def stems(self) -> dict[str, list[Path]]:

@@ -18,7 +18,7 @@ RULES: dict[str, str] = {
     "file-unreadable": "A file or directory can be read.",
     "file-kind": "A Definition is a regular file: no directory, symbolic link, FIFO or device.",
     "file-size": "A file has at most 4 MiB.",
-    "file-unexpected": "definitions/ and evidence/ hold JSON files only.",
+    "file-unexpected": "definitions/ holds .json files only, and evidence/ .jsonl files and the headers of runs.",
     "file-path": "A Definition lies at definitions/<op_type>/<name>.json.",
     "record-unfinished": "A harness record of a checkout holds no TODO.",
     # JSON
@@ -60,7 +60,6 @@ RULES: dict[str, str] = {
     "tag-meaning": "What causal, paged, quantization: and routing: say of a Definition shows in its name and tensors.",
     "tag-duplicate": "No tag appears twice.",
     "tag-claim": "A tag names a kernel that ran by fi_api:, sgl_api: or triton_api:, and any other by called_as:.",
-    "tag-path": "A kernel that a tag names exists in the pinned package (schema/kernel_paths.json).",
     "tag-model": "A model: tag follows from models/needs/, models/recorded/ or, with a source, models/curated/.",
     "tag-unfounded": "Models, or a claim with its source, give each tp: and ep: tag; the family gives the other tags.",
     "tag-missing": "No tag is missing that follows from models/: model:, tp: and ep: tags, and those of the family.",
@@ -90,8 +89,8 @@ RULES: dict[str, str] = {
     "reference-source": "reference/<op_type>/<family>.py exists and can be rendered.",
     "reference-stale": "The embedded reference equals what reference/ renders.",
     # Evidence
-    "evidence-missing": "status:verified has evidence/<op_type>/<name>.json.",
-    "evidence-invalid": "An evidence file is JSON, follows schema/evidence.schema.json, and can have been recorded.",
+    "evidence-missing": "status:verified has evidence/<op_type>/<name>.jsonl.",
+    "evidence-invalid": "Evidence and headers of runs follow their schemas, and can have been recorded.",
     "evidence-mismatch": "Evidence of a verified Definition fits it and its family's record, kernel for kernel.",
     "evidence-failed": "Every run in the evidence of a verified Definition passed, with at least 50 real cases.",
     "evidence-stale": "At a release, today's harness and records have judged all evidence.",

@@ -22,7 +22,6 @@ MAX_PROBLEMS = 100
 #: Longest object, as JSON, that is remembered as valid; longer ones hardly repeat.
 MAX_REMEMBERED = 2000
 
-_SCALARS = (str, int, float, bool, type(None))
 _LENGTH_KEYWORDS = {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}
 _VALUE_KEYWORDS = {"enum", "const", "minimum", "maximum", "oneOf", "anyOf"}
 
@@ -53,7 +52,8 @@ class Schemas:
             if objection := _objection(json.dumps(schema)):
                 raise SchemaFileError(path, 1, f"not a JSON schema: {objection}")
             # An empty schema would accept anything.
-            if schema.get("type") != "object" or not schema.get("properties"):
+            one = schema.get("items", {}) if schema.get("type") == "array" else schema
+            if one.get("type") != "object" or not one.get("properties"):
                 raise SchemaFileError(path, 1, "not a schema of an object with properties")
         except JsonSourceError as error:
             raise SchemaFileError(path, error.problem.line, error.problem.message) from None
@@ -62,8 +62,6 @@ class Schemas:
         types = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, instance: type(instance) is int)
         keywords = {
             "pattern": _check_pattern,
-            "items": _remembering_items(),
-            "properties": _remembering_properties(),
             "$ref": _remembering_ref(Draft202012Validator.VALIDATORS["$ref"]),
         }
         return extend(Draft202012Validator, keywords, type_checker=types)(schema)
@@ -136,47 +134,6 @@ def _remembering_ref(check_ref: Callable[..., Iterator[Any]]) -> Callable[..., I
         if not errors and len(key[1]) <= MAX_REMEMBERED:
             valid.add(key)
         yield from errors
-
-    return check
-
-
-def _remembering_properties() -> Callable[..., Iterator[Any]]:
-    """`properties`, which checks equal numbers, names and short texts once for each property that may have them."""
-    valid: set[tuple[int, type, Any]] = set()
-
-    def check(validator: Any, properties: dict[str, Any], instance: Any, _schema: Any) -> Iterator[Any]:
-        if not isinstance(instance, dict):
-            return
-        for name, schema in properties.items():
-            if name not in instance:
-                continue
-            value = instance[name]
-            key = (id(schema), type(value), value) if isinstance(value, _SCALARS) else None
-            if key in valid:
-                continue
-            errors = list(validator.descend(value, schema, path=name, schema_path=name))
-            if key is not None and not errors and len(str(value)) <= MAX_REMEMBERED:
-                valid.add(key)
-            yield from errors
-
-    return check
-
-
-def _remembering_items() -> Callable[..., Iterator[Any]]:
-    """`items`, which checks equal numbers and short texts once: tags and axes repeat in hundreds of files."""
-    valid: set[tuple[int, type, Any]] = set()
-
-    def check(validator: Any, schema: Any, instance: Any, _parent: Any) -> Iterator[Any]:
-        if not isinstance(instance, list):
-            return
-        for index, item in enumerate(instance):
-            key = (id(schema), type(item), item) if isinstance(item, _SCALARS) else None
-            if key in valid:
-                continue
-            errors = list(validator.descend(item, schema, path=index))
-            if key is not None and not errors and len(str(item)) <= MAX_REMEMBERED:
-                valid.add(key)
-            yield from errors
 
     return check
 

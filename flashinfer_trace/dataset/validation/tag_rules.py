@@ -1,21 +1,22 @@
-"""Rules on tags that follow from models/, the family and its kernels: none is missing, and none is there besides."""
+"""Rules on what tags and names claim: models, the family, kernels, what is computed, and what others mean by a name."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from flashinfer_trace.dataset.flashinfer_bench import Compatibility
 from flashinfer_trace.dataset.kernel_tags import KernelTags
 from flashinfer_trace.dataset.model_claims import ModelClaims
 from flashinfer_trace.dataset.validation.candidate import Candidate
-from flashinfer_trace.dataset.validation.problems import Findings, pointer_of, quote_tag
+from flashinfer_trace.dataset.validation.problems import Findings, pointer_of, quote, quote_tag
 from flashinfer_trace.format.naming import NamePattern, Naming
-from flashinfer_trace.kernels.names import KINDS, KernelPaths
+from flashinfer_trace.kernels.names import CALLED, KINDS
 
-__all__ = ["check_calls", "check_family_tags"]
+__all__ = ["check_calls", "check_claims", "check_family_tags", "check_meaning", "check_no_kernel", "check_tag_meanings"]
 
 _CALLS = ("model", "tp", "ep")
 _CURATED = "models/curated/claims.json"
-_CALLED = f"models/needs/, models/recorded/calls.json or {_CURATED}"
+_CALLED = f"models/needs/, models/recorded/ or {_CURATED}"
 _TAGS = "schema/naming.json"
 
 
@@ -41,7 +42,6 @@ def check_family_tags(
     candidate: Candidate,
     family: NamePattern,
     kernels: KernelTags,
-    known: KernelPaths,
     naming: Naming,
     findings: Findings,
 ) -> None:
@@ -51,7 +51,6 @@ def check_family_tags(
         candidate: the Definition.
         family: its family, which has the other tags.
         kernels: what its tags may say of kernels: the rule tag-claim reports what they say otherwise.
-        known: what exists in the pinned packages: the rule tag-path reports other paths.
         naming: the namespaces and flags: the rule tag-unknown reports others.
         findings: where problems go.
     """
@@ -59,12 +58,11 @@ def check_family_tags(
     expected = of_family | kernels.named
     present = set()
     for index, tag in candidate.tags:
-        namespace, colon, value = tag.partition(":")
+        namespace, colon, _ = tag.partition(":")
         if namespace in ("status", *_CALLS) or not (namespace in naming.namespaces if colon else tag in naming.flags):
             continue
         present.add(plain := _plain(tag))
-        invented = namespace in KINDS and value.partition(".")[0] in known.versions and value not in known.paths
-        if plain not in expected and not invented and plain not in kernels.refused:
+        if plain not in expected and plain not in kernels.refused:
             is_kernel = namespace in KINDS
             source = "the table of kernels (flashinfer_trace/kernels/)" if is_kernel else _TAGS
             message = f"{source} does not give the tag {quote_tag(tag)} to this Definition of the family {family.name}"
@@ -94,3 +92,88 @@ def _embed(candidate: Candidate) -> str:
 
 def _listed(tags: Iterable[str]) -> str:
     return ", ".join(sorted(tags, key=lambda tag: (len(tag), tag)))
+
+
+_EMBED = "run `flashinfer-trace sync`"
+
+
+def check_claims(candidate: Candidate, kernels: KernelTags, findings: Findings) -> None:
+    """Checks that each kernel that a tag names takes the Definition, and is in the namespace of its state.
+
+    Args:
+        candidate: the Definition.
+        kernels: what its tags may say of kernels (`flashinfer_trace.dataset.kernel_tags.kernel_tags`).
+        findings: where problems go.
+    """
+    for index, tag in candidate.tags:
+        namespace, _, path = tag.partition(":")
+        if namespace not in KINDS or "." not in path:
+            continue
+        pointer = f"/tags/{index}"
+        if path in kernels.refused:
+            refused = quote_tag(path)
+            message = f"by the table of kernels, {refused} computes this Definition neither alone nor in a pipeline"
+            hint = f"{_EMBED}, or correct what flashinfer_trace/kernels/ says that it needs"
+            findings.add("tag-claim", message, hint, pointer)
+        elif namespace == CALLED and path in kernels.proven:
+            findings.add("tag-claim", f"{quote_tag(path)} ran for this, so {CALLED}: says too little", _EMBED, pointer)
+        elif namespace != CALLED and path not in kernels.proven:
+            message = (
+                f"{namespace}: claims a run, but this Definition's evidence has none of {quote_tag(path)} that fits"
+            )
+            findings.add("tag-claim", message, f"record one, or {_EMBED}", pointer)
+
+
+def check_no_kernel(candidate: Candidate, family: str, findings: Findings) -> None:
+    """Reports a Definition that each kernel of its family refuses, so that it can never be verified."""
+    message = f"by the table of kernels, no kernel of the family {family} computes this Definition"
+    hint = (
+        f"choose sizes that one takes: `flashinfer-trace verify {candidate.name} --against kernel` says what each "
+        "needs; or correct the entry in flashinfer_trace/kernels/"
+    )
+    findings.add("no-kernel", message, hint, "/name")
+
+
+_FIX = "use another name, or list the difference with its reason in schema/compatibility.json"
+
+
+def check_meaning(candidate: Candidate, known: Compatibility, findings: Findings) -> None:
+    """Checks that a Definition takes the workloads and solutions of the one of the same name there.
+
+    Args:
+        candidate: the Definition; a malformed one has problems of its own.
+        known: facts and decisions.
+        findings: where problems go.
+    """
+    if candidate.name not in known.definitions or candidate.definition is None:
+        return
+    for one in known.unexpected(candidate.data):
+        message = (
+            f"in flashinfer-bench's dataset, {one.place} of this name is {quote(one.theirs)}, not {quote(one.ours)}"
+        )
+        findings.add("name-meaning", message, _FIX, "/name")
+
+
+#: dtypes of tensors that are computed with, or that hold indices, rather than codes of a quantised format.
+_NO_CODES = {"bfloat16", "float16", "float32", "int32", "int64", "bool"}
+
+
+def check_tag_meanings(candidate: Candidate, findings: Findings) -> None:
+    """Tags that say what a Definition computes show in its name, op_type and tensors."""
+    dtypes = {tensor.dtype for tensor in (*candidate.inputs.values(), *candidate.outputs.values())}
+    if not candidate.has_all_tensors or candidate.name is None:
+        return
+    computes = any(dtype.startswith(("bfloat", "float")) for dtype in dtypes)
+    shown = {
+        "causal": ("causal" in candidate.name, "the name does not say causal"),
+        "paged": (
+            any("page" in one or "indices" in one for one in (*candidate.declared_axes, *candidate.inputs)),
+            "no axis or input is about pages or indices",
+        ),
+        "quantization:": (not computes or not dtypes <= _NO_CODES, "no input or output holds quantised numbers"),
+        "routing:": (candidate.op_type == "moe", "only the op_type moe chooses experts"),
+    }
+    for index, tag in candidate.tags:
+        holds, reason = shown.get("".join(tag.partition(":")[:2]), (True, ""))
+        if not holds:
+            findings.add("tag-meaning", f"{tag}: {reason}", "remove the tag", pointer_of("tags", index))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from flashinfer_trace.families.attention.paged import UNUSED_KINDS, distinct_pages
+from flashinfer_trace.families.attention.paged import STALE, UNUSED_KINDS, distinct_pages
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Plan, PlanRequest
 from flashinfer_trace.harness.faults import Fault, FaultyCase, with_inputs
@@ -65,11 +65,13 @@ class AttentionOptions:
         unseeing_rows: whether to draw queries that attend to nothing although their request has keys.
         keyless: whether to draw batches without any keys.
         keyless_requests: whether to draw requests that have queries and no keys.
+        nan_unused: whether entries of a cache that belong to no request may be NaN.
     """
 
     unseeing_rows: bool = True
     keyless: bool = True
     keyless_requests: bool = True
+    nan_unused: bool = True
 
 
 def softmax_scale(head_dim: int, factor: float = 1.0) -> float:
@@ -258,7 +260,11 @@ class Requests(PlanShape):
         return self._cached(definition, plan)
 
     def corners(self, request: PlanRequest) -> Sequence[Plan]:
-        return [self._cached(request.definition, plan) for plan in self.special(self._asked(request))]
+        asked = self._asked(request)
+        plans = (self._cached(request.definition, plan) for plan in self.special(asked))
+        if not self.cache or asked.options_of(AttentionOptions).nan_unused:
+            return list(plans)
+        return [{**plan, "unused": STALE} for plan in plans]
 
     def with_corners(self, corners: Callable[[PlanRequest], Sequence[Plan]]) -> Requests:
         return replace(self, special=corners)
@@ -289,7 +295,8 @@ def draw_requests(draw: Callable[[Any], Any], shape: Requests, request: PlanRequ
         plan["shared_prefix"] = draw(st.sampled_from([0, 0, 1, 3]))
         needed = shape.pages(request.definition, plan)
         plan[shape.cache] = max(request.limits.get(shape.cache, (0, 0))[0], needed + draw(st.integers(0, 3)))
-        plan["unused"] = draw(st.sampled_from(UNUSED_KINDS))
+        nan_unused = request.options_of(AttentionOptions).nan_unused
+        plan["unused"] = draw(st.sampled_from(UNUSED_KINDS)) if nan_unused else STALE
     plan["scale"] = draw(st.sampled_from(SCALES))
     return plan
 

@@ -1,22 +1,20 @@
-"""Common to flashinfer's attention wrappers: workspaces, infinities, limits, and what each backend rounds.
+"""Common to flashinfer's attention wrappers: workspaces, limits, and what each backend rounds.
 
-The following is from their source (flashinfer 0.6.12, include/flashinfer/attention), and plans respect it:
+The following is from their source (flashinfer 0.7.2, include/flashinfer/attention), and plans respect it:
 
 - plan() divides by the batch size and launches a grid of query tiles, so an empty batch and a batch without queries
   fail.
-- Infinity is 5e4 (math.cuh). Masked logits are -5e4, in fa2 and fa3 *before* scaling, so keys whose q.k comes near -5e4
-  would be confused with masked ones; the plans' q.k stays below 5e3.
-- For a request without keys, decode starts from m = -5e4, d = 1 in each of up to 32 warps, and fa2 adds weights of 1
-  for masked keys to d. Both set the output to 0 and return lse = m + log2(d), which is from -5e4 to -5e4 + 32. fa3
-  returns 0 and exactly -5e4. The kernels of latent attention return -inf; but merging starts from m = -5e4, d = 1
-  (state.cuh), so such a row becomes exactly -5e4 where the keys of its request are split.
-- If a request has more queries than keys, its first rows see no keys under the causal mask. fa2 and fa3 both have a
-  defect there, so neither is given such plans. fa2 (prefill.cuh) computes the first tile of keys that needs the mask as
-  an unsigned kv_len + first row - qo_len. Where that is negative it wraps: no full tile of keys is masked, and every
-  row of the query tile sees keys that it must not see. Measured on an H200: row 0 of 173 queries over 103 keys returns
-  an lse of 6.67, as the 64 keys of the one full tile would have, instead of -inf. fa3 skips tiles of queries that see
-  nothing. In a tile where other rows see keys, such a row returns the mean of values that it must not see, because its
-  masked logits equal its maximum (known from the source, not measured).
+- Masked logits are -inf (math.cuh). A row without keys has an output of 0 and an lse of -inf in every backend, and
+  merging keeps it so (state.cuh, cascade.cuh). Until 0.6.12 at least, infinity was 5e4: such an lse was from -5e4 to
+  -5e4 + 32, and keys whose q.k came near -5e4 were confused with masked ones.
+- If a request has more queries than keys, its first rows see no keys under the causal mask. fa2 has a defect there, so
+  it is given no such plans. It (prefill.cuh) computes the first tile of keys that needs the mask as an unsigned
+  kv_len + first row - qo_len. Where that is negative it wraps: no full tile of keys is masked, and every row of the
+  query tile sees keys that it must not see. Measured with 0.6.12 on an H200: row 0 of 173 queries over 103 keys returns
+  an lse of 6.67, as the 64 keys of the one full tile would have, instead of -inf. The expression is the same in 0.7.2.
+- fa3 skips tiles of queries that see nothing. In a tile where other rows see keys, 0.6.12 returned the mean of values
+  that such a row must not see, because its masked logits equaled its maximum. 0.7.2 returns 0 and -inf there
+  (attention_updater.cuh). Both are known from the source, not measured, so fa3 is given no such plans yet.
 - Keys from kv_len on are masked and values from there on are zeros, whatever the memory contains, so NaN does not leak.
 """
 
@@ -37,10 +35,8 @@ from flashinfer_trace.harness.family import Inputs, Kernel, Outputs
 __all__ = [
     "BATCHES",
     "CUDA_CORES",
-    "EMPTY",
     "FA2",
     "FA3",
-    "MASKED",
     "PAGES",
     "QUERIES",
     "SEEING",
@@ -49,6 +45,7 @@ __all__ = [
     "Backend",
     "flashinfer_kernels",
     "masking",
+    "table_of",
     "wrapper",
 ]
 
@@ -63,9 +60,9 @@ PAGES = {"num_pages": (1, 1 << 30)}
 SOME_KEYS = AttentionOptions(keyless=False)
 SEEING = AttentionOptions(keyless=False, unseeing_rows=False)
 WITH_KEYS = AttentionOptions(keyless=False, keyless_requests=False)
-#: The lse of a row without keys, if it is not -inf: in a skipped tile, and in a tile that was computed and masked.
-EMPTY = (-5e4, -5e4)
-MASKED = (-5e4, -5e4 + 32)
+
+#: Tables of pages are as wide as whole numbers of this many tokens, as Blackwell's kernels need them.
+TABLE_TOKENS = 128
 
 #: (backend, definition, inputs, poisoned outputs) -> outputs.
 Run = Callable[[str, Definition, Inputs, Outputs], Outputs]
@@ -78,17 +75,15 @@ class Backend:
     Attributes:
         name: the kernel's variant; except for `CUDA_CORES`, also what the wrapper takes as `backend`.
         rounding: what it rounds besides its output.
-        lse_of_nothing: the lowest and the highest lse that it may return for rows without keys.
     """
 
     name: str
     rounding: Rounding
-    lse_of_nothing: tuple[float, float]
 
 
-CUDA_CORES = Backend("CUDA cores", Rounding(weights=False, sum=False, partial=2), MASKED)
-FA2 = Backend("fa2", Rounding(weights=True, sum=True, partial=2), MASKED)
-FA3 = Backend("fa3", Rounding(weights=True, sum=False, partial=0), EMPTY)
+CUDA_CORES = Backend("CUDA cores", Rounding(weights=False, sum=False, partial=2))
+FA2 = Backend("fa2", Rounding(weights=True, sum=True, partial=2))
+FA3 = Backend("fa3", Rounding(weights=True, sum=False, partial=0))
 
 
 def flashinfer_kernels(
@@ -109,7 +104,7 @@ def flashinfer_kernels(
             limits=limits,
             plan_options=plan_options,
             common=common,
-            compare=kernel_policies(backend.rounding, backend.lse_of_nothing),
+            compare=kernel_policies(backend.rounding),
         )
         for backend in backends
     )
@@ -127,6 +122,17 @@ def masking(definition: Definition) -> dict[str, float]:
     if "logits_soft_cap" in axes:
         found["logits_soft_cap"] = float(axes["logits_soft_cap"])
     return found
+
+
+def table_of(inputs: Inputs, page_size: int) -> torch.Tensor:
+    """int32 [batch_size, pages]: the pages of each request, then page 0."""
+    pages = inputs["kv_indptr"].diff()
+    width = max([1, *pages.tolist()])
+    whole = max(1, TABLE_TOKENS // page_size)
+    column = torch.arange(-(-width // whole) * whole, device=pages.device)
+    place = (inputs["kv_indptr"][:-1, None] + column).clamp_max(max(0, len(inputs["kv_indices"]) - 1))
+    own = inputs["kv_indices"][place.long()] if len(inputs["kv_indices"]) else torch.zeros_like(place)
+    return torch.where(column < pages[:, None], own, 0).to(torch.int32)
 
 
 class Wrapper(Protocol):

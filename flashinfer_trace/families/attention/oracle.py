@@ -1,8 +1,8 @@
 """The float64 oracle of attention over given keys and values, and the quantities from which bounds are computed.
 
-Query heads are sorted by the key-value head h // (num_qo_heads / num_kv_heads) that they share, and weights are
-normalised before the product with the values. The references instead reshape heads into groups and divide after that
-product.
+Query heads are sorted by the key-value head h // (num_qo_heads / num_kv_heads) that they share, where the references
+reshape heads into groups. Sinks are keys, and a window makes each query a request (see `variants`), where the
+references correct the softmax and hide keys.
 
 A GPU takes longer to be told an operation than to do it: what a row's keys are needed for is computed batch by batch,
 and all that follows from it once for all rows (`rows`).

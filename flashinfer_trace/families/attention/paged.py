@@ -14,6 +14,7 @@ from flashinfer_trace.harness.inputs import Draws, indptr
 __all__ = [
     "ALSO_LENGTHS",
     "IN_A_ROW",
+    "STALE",
     "UNUSED_KINDS",
     "PageTable",
     "allocate_pages",
@@ -22,7 +23,8 @@ __all__ = [
 ]
 
 #: Contents of entries that belong to no request: NaN, or large values such as an earlier request may have left.
-UNUSED_KINDS = ("nan", "stale")
+STALE = "stale"
+UNUSED_KINDS = ("nan", STALE)
 #: NaN, and the last page of a request without pages has a length. It is for references: wrappers of kernels add it to
 #: the number of tokens even where there are no pages.
 ALSO_LENGTHS = "nan_and_lengths"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from flashinfer_trace.families.attention.cases import SCALES, Requests, corner_lengths, has_queries
+from flashinfer_trace.families.attention.cases import SCALES, Requests, cached_lengths, corner_lengths, has_queries
 from flashinfer_trace.families.attention.paged import (
     ALSO_LENGTHS,
     IN_A_ROW,
@@ -53,15 +53,16 @@ def query_lengths(plan: Plan) -> list[int]:
 
 
 def page_table(definition: Definition, plan: Plan, draws: Draws) -> PageTable:
-    """The planned pages.
+    """The planned pages, or the slots of the tokens that are cached.
 
     Raises:
         InputError: the plan has tokens, but no pages to hold them.
     """
-    page_size = definition.const_axes["page_size"]
+    slots = plan.get("num_slots")
+    lengths, pages = (plan["kv_lens"], plan["num_pages"]) if slots is None else (cached_lengths(plan), slots)
+    shared, in_a_row = plan["shared_prefix"], plan["logits"] in IN_A_ROW
     try:
-        shared, in_a_row = plan["shared_prefix"], plan["logits"] in IN_A_ROW
-        return allocate_pages(plan["kv_lens"], page_size, plan["num_pages"], shared, draws, in_a_row)
+        return allocate_pages(lengths, definition.const_axes.get("page_size", 1), pages, shared, draws, in_a_row)
     except ValueError as error:
         raise InputError(f"{definition.name}: {error}") from error
 

@@ -2,7 +2,7 @@
 
 All kernels take logits from float32 accumulators, scale them by float32(sm_scale * log2 e), and go through the keys in
 tiles with a running maximum m: p = ex2.approx(s c - m c), of relative error 2^-22. According to
-their source (flashinfer 0.6.12, include/flashinfer/attention), they also round as follows:
+their source (flashinfer 0.7.2, include/flashinfer/attention), they also round as follows:
 
 - decode on CUDA cores (decode.cuh) multiplies the values by float32 weights and sums these;
 - fa2 (prefill.cuh, compute_sfm_v) multiplies by weights rounded to bf16, and sums the *rounded* ones into the
@@ -13,9 +13,6 @@ their source (flashinfer 0.6.12, include/flashinfer/attention), they also round 
 - the two kernels of latent attention (mla.cuh, mla_hopper.cuh) differ as fa2 and fa3 do in the sum of the weights: fa2
   sums the rounded ones (compute_mla_pv), fa3 sums before convert_s_to_p. Both split the keys of long requests where the
   GPU is not full, keep partial outputs in bf16 (MLAParams: partial_o has the output's type), and merge them in float32.
-
-flashinfer's infinity is 5e4 (math.cuh), so most of its kernels do not return -inf for a row without keys: see
-`LseOfNothing`, and `kernels` for what each of them returns.
 """
 
 from __future__ import annotations
@@ -38,17 +35,14 @@ from flashinfer_trace.families.attention.rounding import (
 )
 from flashinfer_trace.verdict.compare import (
     CONFIDENCE,
-    Comparison,
-    Elementwise,
     ErrorBound,
     Expected,
     Policy,
-    all_finite,
     host_figures,
     magnitude_of,
 )
 
-__all__ = ["LSE", "OUTPUT", "LseOfNothing", "Rounding", "kernel_policies"]
+__all__ = ["LSE", "OUTPUT", "Rounding", "kernel_policies"]
 
 OUTPUT = ErrorBound(
     output_bound,
@@ -85,34 +79,6 @@ class Rounding:
     def times(self) -> dict[str, int]:
         """How often each of `rows.ROUNDED` is rounded."""
         return {"weights": int(self.weights), "partial": self.partial, "output": 1}
-
-
-@dataclass(frozen=True)
-class LseOfNothing(Elementwise):
-    """An lse for which a kernel returns another number than the correct -inf in rows without keys.
-
-    Numbers from `low` to `high` count as -inf in those rows only; `policy` judges all other elements, and -inf itself.
-    """
-
-    policy: ErrorBound
-    low: float
-    high: float
-
-    @property
-    def reason(self) -> str:
-        span = f"{self.low:g}" if self.low == self.high else f"{self.low:g} to {self.high:g}"
-        return f"{self.policy.reason}; in rows without keys, {span} counts as -inf: it is this kernel's infinity"
-
-    def compare(self, actual: torch.Tensor, expected: Expected) -> Comparison:
-        if actual.shape != expected.value.shape or all_finite(expected):
-            return self.policy.compare(actual, expected)
-        declared = (expected.value == -math.inf) & (actual >= self.low) & (actual <= self.high)
-        return self.policy.compare(torch.where(declared, -math.inf, actual), expected)
-
-    def passes_zero(self, expected: Expected, dtype: torch.dtype) -> bool:
-        if self.low <= 0 <= self.high:
-            return super().passes_zero(expected, dtype)
-        return self.policy.passes_zero(expected, dtype)
 
 
 def kernel_output_bound(rounding: Rounding) -> Callable[[Expected], torch.Tensor]:
@@ -183,13 +149,8 @@ def gain_limit(rounding: Rounding) -> Callable[[Expected], float]:
     return limit
 
 
-def kernel_policies(rounding: Rounding, lse_of_nothing: tuple[float, float] | None = None) -> dict[str, Policy]:
-    """Policies of a kernel.
-
-    Args:
-        rounding: what it rounds.
-        lse_of_nothing: the lowest and the highest lse that it may return for rows without keys; None for -inf.
-    """
+def kernel_policies(rounding: Rounding) -> dict[str, Policy]:
+    """Policies of a kernel that rounds so."""
     output, lse = ["the reference's bound"], ["the reference's bound"]
     if rounding.weights:
         output.append("all weights but the largest are rounded to bf16: 2^-8 min(sum p|v|, 8 sqrt(sum p^2 v^2))")
@@ -205,8 +166,7 @@ def kernel_policies(rounding: Rounding, lse_of_nothing: tuple[float, float] | No
     for reasons in (output, lse):
         reasons.append("ex2.approx and the product m c add 2^-24 (8 |lse| + 128)")
     output.append("the gain is within the combined effect of these roundings")
-    lse_policy = ErrorBound(kernel_lse_bound(rounding), "; ".join(lse))
     return {
         "output": ErrorBound(kernel_output_bound(rounding), "; ".join(output), gain_limit(rounding)),
-        "lse": LseOfNothing(lse_policy, *lse_of_nothing) if lse_of_nothing else lse_policy,
+        "lse": ErrorBound(kernel_lse_bound(rounding), "; ".join(lse)),
     }

@@ -20,6 +20,7 @@ from flashinfer_trace.families.attention.cases import (
     usual_scale,
     value_scale,
 )
+from flashinfer_trace.families.attention.flash_attention import RAGGED
 from flashinfer_trace.families.attention.kernels import (
     BATCHES,
     FA2,
@@ -137,6 +138,7 @@ def ragged_family(
         compare={"output": OUTPUT, "lse": LSE},
         kernels=(
             *flashinfer_kernels(PATH, run_flashinfer, (FA2, FA3), limits={**BATCHES, **QUERIES}, plan_options=SEEING),
+            *RAGGED,
             *others,
         ),
         faults=(usual_scale(),),

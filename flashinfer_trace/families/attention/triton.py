@@ -1,6 +1,6 @@
 """SGLang's Triton attention for decode: one product over slots of a cache, in two launches.
 
-From its source (SGLang 0.5.11, srt/layers/attention/triton_ops/decode_attention.py):
+From its source (SGLang 0.5.23, kernels/ops/attention/decode_attention.py):
 
 - The keys of a request are split into at most `SPLITS` parts of a multiple of 32. The first launch stores the output
   and the natural lse of each part in float32; the second one merges them. Parts without keys are not written.
@@ -22,7 +22,7 @@ from flashinfer_trace.harness.family import Kernel, KernelCall, Outputs
 
 __all__ = ["attend", "decode_kernel"]
 
-MODULE = "sglang.srt.layers.attention.triton_ops.decode_attention"
+MODULE = "sglang.kernels.ops.attention.decode_attention"
 #: SGLang's default of triton_attention_num_kv_splits.
 SPLITS = 8
 ROUNDING = Rounding(weights=True, sum=False, partial=0)
@@ -36,20 +36,29 @@ def attend(
     kv_indices: torch.Tensor,
     sm_scale: float,
     output: torch.Tensor,
+    scales: tuple[float, float] = (1.0, 1.0),
+    logit_cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    **options: bool,
 ) -> Outputs:
     """Runs the kernel on queries [batch, heads, dim] and slots [slots, kv_heads, dim].
 
-    The lse comes from those of the parts, which the first launch stores: parts without keys keep -inf.
+    `scales` are those of the cache, `options` further arguments of the kernel.
+
+    The lse comes from those of the parts, which the first launch stores, and from the sinks [heads]: parts without keys
+    keep -inf.
     """
-    from sglang.srt.layers.attention.triton_ops.decode_attention import decode_attention_fwd
+    from sglang.kernels.ops.attention.decode_attention import decode_attention_fwd
 
     batch, heads, _ = q.shape
     parts = torch.empty(batch, heads, SPLITS, values.shape[-1], dtype=torch.float32, device=q.device)
     lse = torch.full((batch, heads, SPLITS), -torch.inf, dtype=torch.float32, device=q.device)
     splits = torch.full((batch,), SPLITS, dtype=torch.int32, device=q.device)
-    decode_attention_fwd(
-        q, keys, values, output, kv_indptr, kv_indices.long(), parts, lse, splits, SPLITS, sm_scale, 1.0, 1.0
-    )
+    where = kv_indptr, kv_indices.long()
+    common = (q, keys, values, output, *where, parts, lse, splits, SPLITS, sm_scale, *scales)
+    decode_attention_fwd(*common, logit_cap=logit_cap, sinks=sinks, **options)
+    if sinks is not None:
+        lse = torch.cat((lse, sinks[None, :, None].expand(batch, -1, -1)), dim=-1)
     return {"output": output, "lse": torch.logsumexp(lse, dim=-1) * LOG2_E}
 
 

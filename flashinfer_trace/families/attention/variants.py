@@ -16,7 +16,6 @@ import torch
 
 from flashinfer_trace.families.attention.cases import SCALES, AttentionOptions, has_queries
 from flashinfer_trace.families.attention.oracle import SMALLEST_CHUNK, Split, any_chunks, expected_outputs
-from flashinfer_trace.families.attention.policies import LseOfNothing
 from flashinfer_trace.families.attention.rounding import LOG2_E
 from flashinfer_trace.families.attention.rows import CAPPED
 from flashinfer_trace.families.attention.tiles import Memory
@@ -25,7 +24,17 @@ from flashinfer_trace.harness.family import Family, Inputs, Kernel, Plan, PlanRe
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.verdict.compare import ErrorBound, Expected, Policy, host_figures
 
-__all__ = ["SINKS_NEED_KEYS", "TWINS", "expected_of_variant", "variant_family", "with_flushed_weights"]
+__all__ = [
+    "SINKS_NEED_KEYS",
+    "TANH",
+    "TWINS",
+    "cap_error",
+    "corner_plans",
+    "expected_of_variant",
+    "variant_family",
+    "with_error",
+    "with_flushed_weights",
+]
 
 Oracle = Callable[[Definition, Inputs], dict[str, Expected]]
 #: Variant -> sizes of its twin. Logits of the kind *large* are far beyond the cap; most requests exceed the window.
@@ -157,13 +166,16 @@ def with_flushed_weights(policy: Policy) -> ErrorBound:
 def with_variant_inputs(
     make_inputs: Callable[[Definition, Plan, Draws], Inputs],
 ) -> Callable[[Definition, Plan, Draws], Inputs]:
-    """Inputs of the plain family, and the sinks, float32 [heads], where the Definition has them."""
+    """Inputs of the plain family, and the sinks, bf16 numbers [heads], where the Definition has them."""
 
     def make(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
         plain = {name: spec for name, spec in definition.inputs.items() if name != "sinks"}
         inputs = make_inputs(replace(definition, inputs=plain), plan, draws)
         scale = SINK_SCALE * (FAR_SINKS if plan["logits"] in ("spread", "vast") else 1.0)
-        inputs["sinks"] = draws.normal([definition.const_axes["num_qo_heads"]], scale=scale)
+        # As models store them, which FlashAttention 3 asks for; other kernels take them in float32.
+        sinks = draws.normal([definition.const_axes["num_qo_heads"]], torch.bfloat16, scale)
+        widened = "sinks" in definition.inputs and definition.inputs["sinks"].dtype == "float32"
+        inputs["sinks"] = sinks.float() if widened else sinks
         return {name: inputs[name] for name in definition.inputs}
 
     return make
@@ -202,19 +214,16 @@ def with_error(policy: ErrorBound, error: Callable[[Expected], torch.Tensor], re
     return ErrorBound(bound, f"{policy.reason}; {reason}", None if policy.gain is None else gain)
 
 
+TANH = "tanh.approx is within 2^-11, so that logits c are off by 2^-11 |c|"
+
+
 def capped_kernel(kernel: Kernel) -> Kernel:
     """A kernel of capped logits, with bounds that allow for its tanh.approx."""
     output, lse = kernel.compare["output"], kernel.compare["lse"]
     assert isinstance(output, ErrorBound)
-    assert isinstance(lse, LseOfNothing)
-    what = "tanh.approx is within 2^-11, so that logits c are off by 2^-11 |c|"
-    return replace(
-        kernel,
-        compare={
-            "output": with_error(output, cap_error, what),
-            "lse": replace(lse, policy=with_error(lse.policy, lambda expected: LOG2_E * cap_error(expected), what)),
-        },
-    )
+    assert isinstance(lse, ErrorBound)
+    capped = with_error(lse, lambda expected: LOG2_E * cap_error(expected), TANH)
+    return replace(kernel, compare={"output": with_error(output, cap_error, TANH), "lse": capped})
 
 
 def variant_family(plain: Family, variant: str, kernels: Sequence[Kernel], oracle: Oracle) -> Family:

@@ -1,11 +1,12 @@
-"""Linear layers without bias, C = A @ B.T: in bf16, as models call them, and in float16, as flashinfer-bench has them.
+"""Products of bf16, float16 and float32 matrices, C = A @ B.T: with bias, with float32 results, and of batches.
 
-The axes of the first are m, n and k; those of the second are M, N and K, as in flashinfer-bench's dataset.
+The axes are m, n and k; those of the float16 product are M, N and K, as in flashinfer-bench's dataset.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 
 import torch
 
@@ -14,7 +15,7 @@ from flashinfer_trace.format.precision import float32_sums
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.plans import Count, RowPlans
-from flashinfer_trace.verdict.compare import ErrorBound, Expected, rounding_error, summation_error
+from flashinfer_trace.verdict.compare import ErrorBound, Expected, rounding_error, summation_error, unit_roundoff
 
 #: By how much more than computed the sums of magnitudes may be, relative to them.
 SLACK = 2.0**-8
@@ -22,6 +23,8 @@ SLACK = 2.0**-8
 KINDS = ("normal", "integers", "large", "tiny", "positive")
 #: Kinds of activations and of weights, of which float16 would lose both; for corners on a CPU.
 BOTH = {"both_huge": ("huge", "vast"), "both_minute": ("minute", "minute")}
+#: By what minute weights are smaller, and so is a bias beside them.
+MINUTE = 1e-6
 
 
 def axis(definition: Definition, letter: str) -> str:
@@ -44,22 +47,35 @@ def corners(request: PlanRequest) -> list[Plan]:
 PLAN = RowPlans({"m": Count(40, 512)}, {"values": KINDS}, special=corners, many_rows=300)
 
 
-def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """Activations of the planned kind, and weights with standard deviation 1/sqrt(k); ``integers`` makes both integers.
+def drawn(draws: Draws, shape: list[int], kind: str, dtype: torch.dtype, scale: float = 1.0) -> torch.Tensor:
+    """Values of a planned kind. ``positive``: normal ones without their signs. All terms of a sum then have the same
+    sign, which exposes an accumulator that truncates or is too short."""
+    values = draws.values(shape, dtype, "normal" if kind == "positive" else kind, scale)
+    return values.abs_() if kind == "positive" else values
 
-    ``positive``: all terms of a sum have the same sign, which exposes an accumulator that truncates or is too short.
+
+def kinds_of(kind: str) -> tuple[str, str]:
+    """The kinds of activations and of weights: the magnitudes of weights are planned only in `BOTH`."""
+    return BOTH.get(kind, (kind, kind if kind in ("integers", "positive") else "normal"))
+
+
+def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+    """A of the planned kind, and B with standard deviation 1/sqrt(k); also batches of them.
+
+    A bias is of the size of the products, so a sum without it, or rounded before it, is wrong.
     """
-    n, k = (definition.const_axes[axis(definition, letter)] for letter in "nk")
-    kind, dtype = plan["values"], getattr(torch, definition.inputs["A"].dtype)
-    if kind == "positive":
-        return {
-            "A": draws.normal([plan["m"], k]).abs_().to(dtype),
-            "B": draws.normal([n, k], scale=k**-0.5).abs_().to(dtype),
-        }
-    of_a, of_b = BOTH.get(kind, (kind, "integers" if kind == "integers" else "normal"))
-    a = draws.values([plan["m"], k], dtype, of_a)
-    b = draws.values([n, k], dtype, of_b, k**-0.5)
-    return {"A": a, "B": b}
+    axes, dtype = definition.const_axes, getattr(torch, definition.inputs["A"].dtype)
+    batch = [axes["batch_size"]] if "batch_size" in axes else []
+    n, k = (axes[axis(definition, letter)] for letter in "nk")
+    of_a, of_b = kinds_of(plan["values"])
+    found = {}
+    if "bias" in definition.inputs:
+        found["bias"] = drawn(draws, [n], of_a, dtype, MINUTE if plan["values"] == "both_minute" else 1.0)
+    return {
+        "A": drawn(draws, [*batch, plan["m"], k], of_a, dtype),
+        "B": drawn(draws, [*batch, n, k], of_b, dtype, k**-0.5),
+        **found,
+    }
 
 
 def positive_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -83,21 +99,33 @@ def magnitudes(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """The float64 product as (B @ A.T).T, together with |A||B|.
+    """The float64 product as (B @ A.mT).mT, plus the bias, and the sum of the magnitudes of all terms.
 
-    With integer inputs, partial sums are integers. Below 2^24 they are exact in float32 in any order of summation.
+    With integers, partial sums are integers. Below 2^24 they are exact in float32 in any order of summation.
     """
-    rows, weights = inputs["A"], inputs["B"]
-    magnitude = magnitudes(rows, weights)
-    exact = rows.numel() > 0 and bool((rows == rows.round()).all())
-    exact = exact and bool((weights == weights.round()).all() & (magnitude.max() < 2**24))
-    value = (weights.double() @ rows.double().T).T.contiguous()
-    return {"C": Expected(value, {"magnitude": magnitude, "length": torch.tensor(float(rows.shape[1]))}, exact)}
+    a, b, bias = inputs["A"], inputs["B"], inputs.get("bias")
+    value = (b.double() @ a.double().mT).mT.contiguous()
+    magnitude = magnitudes(a, b)
+    if bias is not None:
+        value += bias.double()
+        magnitude += bias.double().abs()
+    terms = [each for each in (a, b, bias) if each is not None]
+    whole = a.numel() > 0 and all(bool((each == each.round()).all()) for each in terms)
+    length = torch.tensor(float(a.shape[-1] + (bias is not None)))
+    exact = whole and bool(magnitude.max() < 2**24)
+    return {"C": Expected(value, {"magnitude": magnitude, "length": length}, exact)}
 
 
 def product_bound(expected: Expected, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     inside = summation_error(expected.parts["magnitude"], int(expected.parts["length"]))
     return rounding_error(expected.value, dtype) * (1 + 2**-8) + inside
+
+
+def sum_bound(expected: Expected, factor: float = 0.0) -> torch.Tensor:
+    """The errors of a float32 sum, of its last rounding, and of terms that are each off by `factor` of them."""
+    magnitude = expected.parts["magnitude"]
+    inside = summation_error(magnitude, int(expected.parts["length"]))
+    return rounding_error(expected.value, torch.float32) + (inside + factor * magnitude if factor else inside)
 
 
 PRODUCT = ErrorBound(
@@ -106,6 +134,13 @@ PRODUCT = ErrorBound(
 FLOAT16_PRODUCT = ErrorBound(
     functools.partial(product_bound, dtype=torch.float16),
     "one float16 rounding, u = 2^-11, of a float32 sum: 8 sqrt(k) 2^-24 |A||B|; exact for integer inputs",
+)
+
+
+SUM = ErrorBound(sum_bound, "a float32 sum: 8 sqrt(k) 2^-24 |A||B|; exact for integer inputs")
+FLOAT32_SUM = ErrorBound(
+    functools.partial(sum_bound, factor=unit_roundoff(torch.float32)),
+    "a float32 sum: (8 sqrt(k) + 1) 2^-24 |A||B|; exact for integer inputs",
 )
 
 
@@ -120,19 +155,32 @@ def run_cublas_float16(definition: Definition, inputs: Inputs, outputs: Outputs)
 
 
 def run_fused_a(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    import sgl_kernel
+    from sglang.kernels.ops.gemm.dsv3_fused_a_gemm import dsv3_fused_a_gemm
 
-    sgl_kernel.dsv3_fused_a_gemm(inputs["A"], inputs["B"].T, output=outputs["C"])
+    dsv3_fused_a_gemm(inputs["A"], inputs["B"].T, output=outputs["C"])
     return outputs
+
+
+def run_linear(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    return {"C": torch.nn.functional.linear(inputs["A"], inputs["B"], inputs.get("bias"))}
+
+
+def run_bmm(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    torch.bmm(inputs["A"], inputs["B"].mT, out=outputs["C"])
+    return outputs
+
+
+def run_float32(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    return {"C": torch.mm(inputs["A"], inputs["B"].T, out_dtype=torch.float32)}
 
 
 def run_router(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     import sgl_kernel
 
-    return {"C": sgl_kernel.dsv3_router_gemm(inputs["A"], inputs["B"], out_dtype=torch.bfloat16)}
+    return {"C": sgl_kernel.dsv3_router_gemm(inputs["A"], inputs["B"], out_dtype=outputs["C"].dtype)}
 
 
-def run_deep_gemm(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+def run_deep_gemm_nn(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     """With a view of the weights, as SGLang's deterministic mode calls it for products of bf16 matrices."""
     import deep_gemm
 
@@ -140,32 +188,55 @@ def run_deep_gemm(definition: Definition, inputs: Inputs, outputs: Outputs) -> O
     return outputs
 
 
-FEW_ROWS = {"m": (1, 16)}
+def run_deep_gemm_nt(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    import deep_gemm
 
-linear_layer = functools.partial(
-    Family,
-    op_type="gemm",
-    plan=PLAN,
-    make_inputs=make_inputs,
-    oracle=oracle,
-)
+    deep_gemm.bf16_gemm_nt(inputs["A"], inputs["B"], outputs["C"])
+    return outputs
+
+
+FEW_ROWS, ROWS = {"m": (1, 16)}, {"m": (1, 1 << 20)}
+TWIN = {"n": 48, "k": 64}
+ROUTER, LINEAR = "sgl_kernel.dsv3_router_gemm", Kernel("torch.nn.functional.linear", run_linear, variant="cuBLAS")
+
+
+def dense(name: str, bound: ErrorBound, *kernels: Kernel, twin: Mapping[str, int] = TWIN) -> Family:
+    """The record of one product."""
+    return Family(
+        name=name,
+        op_type="gemm",
+        twin=twin,
+        plan=PLAN,
+        make_inputs=make_inputs,
+        oracle=oracle,
+        compare={"C": bound},
+        kernels=kernels,
+    )
+
 
 FAMILIES = (
-    linear_layer(
-        name="gemm",
+    dense(
+        "gemm",
+        FLOAT16_PRODUCT,
+        Kernel("torch.matmul", run_cublas_float16, variant="cuBLAS, float32 sums"),
         twin={"N": 48, "K": 64},
-        compare={"C": FLOAT16_PRODUCT},
-        kernels=(Kernel("torch.matmul", run_cublas_float16, variant="cuBLAS, float32 sums"),),
     ),
-    linear_layer(
-        name="gemm_bf16",
-        twin={"n": 48, "k": 64},
-        compare={"C": PRODUCT},
-        kernels=(
-            Kernel("torch.matmul", run_cublas, variant="cuBLAS"),
-            Kernel("sgl_kernel.dsv3_fused_a_gemm", run_fused_a, limits=FEW_ROWS),
-            Kernel("sgl_kernel.dsv3_router_gemm", run_router, limits=FEW_ROWS),
-            Kernel("deep_gemm.bf16_gemm_nn", run_deep_gemm, limits={"m": (1, 1 << 20)}),
-        ),
+    dense(
+        "gemm_bf16",
+        PRODUCT,
+        Kernel("torch.matmul", run_cublas, variant="cuBLAS"),
+        Kernel("sglang.kernels.ops.gemm.dsv3_fused_a_gemm.dsv3_fused_a_gemm", run_fused_a, limits=FEW_ROWS),
+        Kernel(ROUTER, run_router, limits=FEW_ROWS),
+        Kernel("deep_gemm.bf16_gemm_nn", run_deep_gemm_nn, limits=ROWS),
     ),
+    dense("gemm_bf16_bias", PRODUCT, LINEAR),
+    dense("gemm_float32", FLOAT32_SUM, LINEAR),
+    dense(
+        "gemm_float32_out",
+        SUM,
+        Kernel(ROUTER, run_router, variant="float32", limits=FEW_ROWS),
+        Kernel("torch.mm", run_float32, variant="out_dtype=float32", limits=ROWS),
+        Kernel("deep_gemm.bf16_gemm_nt", run_deep_gemm_nt, variant="float32", limits=ROWS),
+    ),
+    dense("bmm_bf16", PRODUCT, Kernel("torch.bmm", run_bmm, variant="cuBLAS"), twin={**TWIN, "batch_size": 3}),
 )

@@ -29,11 +29,11 @@ def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
 
 
 def run_sgl(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    import sgl_kernel
+    from sglang.kernels.ops.gemm import bmm_fp8
 
     a, b = inputs["A"], inputs["B"]
     a_scale, b_scale = (torch.tensor([inputs[name]], device=a.device) for name in ("A_scale", "B_scale"))
-    sgl_kernel.bmm_fp8(a, b.transpose(1, 2), a_scale, b_scale, torch.bfloat16, out=outputs["C"])
+    bmm_fp8(a, b.transpose(1, 2), a_scale, b_scale, torch.bfloat16, out=outputs["C"])
     return outputs
 
 
@@ -46,6 +46,8 @@ FAMILIES = (
         make_inputs=make_inputs,
         oracle=oracle,
         compare={"C": PRODUCT},
-        kernels=(Kernel("sgl_kernel.bmm_fp8", run_sgl, limits={"m": (1, 1 << 20)}, compare={"C": TRUNCATED}),),
+        kernels=(
+            Kernel("sglang.kernels.ops.gemm.bmm_fp8", run_sgl, limits={"m": (1, 1 << 20)}, compare={"C": TRUNCATED}),
+        ),
     ),
 )

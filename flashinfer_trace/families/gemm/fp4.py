@@ -74,7 +74,7 @@ def value_of(code: torch.Tensor) -> torch.Tensor:
     return sign * torch.where(exponent == 0, mantissa * 0.5, normal)
 
 
-def dequantised(packed: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
+def dequantized(packed: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
     """float64 [rows, k], by the index at which the scale of each block is stored."""
     rows, k = packed.shape[0], 2 * packed.shape[1]
     every = torch.arange(256, device=packed.device)
@@ -89,7 +89,7 @@ def dequantised(packed: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
 
 def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     """The float64 product as (B @ A.T).T. Sums of multiples of 1/4 below 2^22 are exact in float32."""
-    rows, weights = dequantised(inputs["A"], inputs["A_scale"]), dequantised(inputs["B"], inputs["B_scale"])
+    rows, weights = dequantized(inputs["A"], inputs["A_scale"]), dequantized(inputs["B"], inputs["B_scale"])
     alpha = float(inputs["alpha"])
     magnitude = (weights.abs() @ rows.abs().T).T.contiguous()
     quarters = all(bool((4 * each == (4 * each).round()).all()) for each in (rows, weights))

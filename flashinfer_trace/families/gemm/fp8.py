@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from flashinfer_trace.families.gemm import product_bound
-from flashinfer_trace.families.quantised import CODE_SIGMA, normal_codes
+from flashinfer_trace.families.quantized import CODE_SIGMA, normal_codes
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.plans import Count, RowPlans
 from flashinfer_trace.verdict.compare import ErrorBound

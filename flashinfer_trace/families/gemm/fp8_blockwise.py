@@ -6,7 +6,7 @@ import torch
 
 from flashinfer_trace.families.gemm.fp8 import PLAN, PRODUCT, codes, factor, powers_of_two, scales, whole
 from flashinfer_trace.families.gemm.truncation import TRUNCATED, no_loss, truncated_parts, truncated_product
-from flashinfer_trace.families.quantised import BLOCK
+from flashinfer_trace.families.quantized import BLOCK
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
 from flashinfer_trace.harness.inputs import Draws
@@ -15,7 +15,7 @@ from flashinfer_trace.verdict.compare import Expected
 #: Outputs of all blocks that the oracle computes at once: about 1 GB.
 LARGEST_BATCH = 2**24
 
-SGLANG = "sglang.srt.layers.quantization.fp8_kernel"
+SGLANG = "sglang.kernels.ops.gemm.fp8_kernel"
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
@@ -80,7 +80,7 @@ def run_deep_gemm(definition: Definition, inputs: Inputs, outputs: Outputs) -> O
 
 
 def run_triton(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    from sglang.srt.layers.quantization.fp8_kernel import w8a8_block_fp8_matmul_triton
+    from sglang.kernels.ops.gemm.fp8_kernel import w8a8_block_fp8_matmul_triton
 
     product = w8a8_block_fp8_matmul_triton(
         inputs["A"], inputs["B"], inputs["A_scale"], inputs["B_scale"], [BLOCK, BLOCK], torch.bfloat16

@@ -54,7 +54,7 @@ def packed_weights(definition: Definition, draws: Draws) -> torch.Tensor:
 
 
 def inputs_per_channel(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """Zero points are 0..15, and the sums of the activations are those of the codes, rounded as a quantiser does."""
+    """Zero points are 0..15, and the sums of the activations are those of the codes, rounded as a quantizer does."""
     a, a_scales, w_scales = activations(definition, plan, draws)
     zero_points = draws.integers([definition.const_axes["n"]], 0, 15)
     sums = a.float().sum(dim=1)

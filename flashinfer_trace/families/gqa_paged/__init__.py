@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flashinfer_trace.families.attention import flash_attention
 from flashinfer_trace.families.attention.cases import usual_scale
 from flashinfer_trace.families.attention.paged_cases import paged_family
 from flashinfer_trace.families.gqa_paged.inputs import make_inputs, oracle
@@ -21,8 +22,8 @@ def family(name: str, page_size: int, kernels: tuple[Kernel, ...]) -> Family:
 
 
 FAMILIES = (
-    family("gqa_paged_decode_ps1", 1, (*DECODE, TRITON_DECODE)),
-    family("gqa_paged_decode", 4, DECODE),
-    family("gqa_paged_prefill_causal_ps1", 1, PREFILL),
-    family("gqa_paged_prefill_causal", 4, PREFILL),
+    family("gqa_paged_decode_ps1", 1, (*DECODE, flash_attention.DECODE, TRITON_DECODE)),
+    family("gqa_paged_decode", 4, (*DECODE, flash_attention.DECODE)),
+    family("gqa_paged_prefill_causal_ps1", 1, (*PREFILL, flash_attention.PREFILL)),
+    family("gqa_paged_prefill_causal", 4, (*PREFILL, flash_attention.PREFILL)),
 )

@@ -1,6 +1,6 @@
 """Causal attention of new tokens to themselves and to a cached prefix: SGLang's Triton attention for prefill.
 
-From its source (SGLang 0.5.11, srt/layers/attention/triton_ops/extend_attention.py): a first loop goes over the cached
+From its source (SGLang 0.5.23, kernels/ops/attention/extend_attention.py): a first loop goes over the cached
 tokens, a second one over the new ones. Weights are summed in float32 and rounded to bf16 for the product with the
 values; nothing is split, and no lse is returned. Loads beyond the end of a request are masked, so NaN does not leak.
 """
@@ -8,17 +8,15 @@ values; nothing is split, and no lse is returned. Loads beyond the end of a requ
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import torch
 
-from flashinfer_trace.families.attention import triton
+from flashinfer_trace.families.attention import flash_attention, triton
 from flashinfer_trace.families.attention.cases import (
     SCALES,
     AttentionOptions,
     Requests,
     add_peaks,
-    cached_lengths,
     corner_lengths,
     give_signs,
     query_scale,
@@ -28,22 +26,18 @@ from flashinfer_trace.families.attention.cases import (
 )
 from flashinfer_trace.families.attention.kernels import BATCHES, QUERIES
 from flashinfer_trace.families.attention.oracle import any_chunks, expected_outputs
-from flashinfer_trace.families.attention.paged import (
-    IN_A_ROW,
-    PageTable,
-    allocate_pages,
-    spoil_unused,
-)
+from flashinfer_trace.families.attention.paged import PageTable, spoil_unused
+from flashinfer_trace.families.attention.paged_cases import page_table
 from flashinfer_trace.families.attention.policies import OUTPUT, kernel_policies
 from flashinfer_trace.families.attention.tiles import Memory
-from flashinfer_trace.format.definition import Definition, InputError
-from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
+from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, KernelCall, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws, indptr
 from flashinfer_trace.verdict.compare import Expected
 
 __all__ = ["FAMILIES"]
 
-MODULE = "sglang.srt.layers.attention.triton_ops.extend_attention"
+MODULE = "sglang.kernels.ops.attention.extend_attention"
 #: Every query has at least its own key.
 OPTIONS = AttentionOptions(unseeing_rows=False, keyless=False, keyless_requests=False)
 
@@ -58,24 +52,11 @@ def corners(request: PlanRequest) -> list[Plan]:
     return found
 
 
-def table_of(definition: Definition, plan: Plan, draws: Draws) -> PageTable:
-    """The slots of the cached tokens.
-
-    Raises:
-        InputError: the plan has cached tokens, but no slots to hold them.
-    """
-    try:
-        shared, in_a_row = plan["shared_prefix"], plan["logits"] in IN_A_ROW
-        return allocate_pages(cached_lengths(plan), 1, plan["num_slots"], shared, draws, in_a_row)
-    except ValueError as error:
-        raise InputError(f"{definition.name}: {error}") from error
-
-
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     """Normal queries, keys and values of the planned kind; slots that belong to no request are NaN or stale."""
     axes, device, kind = definition.const_axes, draws.device, plan["logits"]
     heads, kv_heads, qk_dim, vo_dim = (axes[axis] for axis in ("num_qo_heads", "num_kv_heads", "qk_dim", "vo_dim"))
-    table, q_lens, sm_scale = table_of(definition, plan, draws), plan["q_lens"], softmax_scale(qk_dim, plan["scale"])
+    table, q_lens, sm_scale = page_table(definition, plan, draws), plan["q_lens"], softmax_scale(qk_dim, plan["scale"])
     slots, new = table.num_pages, sum(q_lens)
     keys = draws.normal((slots + new, kv_heads, qk_dim), torch.bfloat16, value_scale(kind))
     values = draws.normal((slots + new, kv_heads, vo_dim), torch.bfloat16, value_scale(kind))
@@ -133,16 +114,11 @@ def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
 
 
 def run_triton(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    return call_triton(inputs, outputs)
-
-
-def call_triton(inputs: Inputs, outputs: Outputs, **options: Any) -> Outputs:
-    """Calls the kernel with `options` for the logits, as SGLang names them."""
-    from sglang.srt.layers.attention.triton_ops.extend_attention import extend_attention_fwd
+    from sglang.kernels.ops.attention.extend_attention import extend_attention_fwd
 
     names = ("q", "k", "v", "k_buffer", "v_buffer")
     q, k, v, k_buffer, v_buffer = (inputs[name] for name in names)
-    offsets = inputs["qo_indptr"].long()
+    offsets, axes = inputs["qo_indptr"].long(), definition.const_axes
     extend_attention_fwd(
         q,
         k,
@@ -160,9 +136,33 @@ def call_triton(inputs: Inputs, outputs: Outputs, **options: Any) -> Outputs:
         1.0,
         1.0,
         sm_scale=float(inputs["sm_scale"]),
-        **options,
+        logit_cap=float(axes.get("logits_soft_cap", 0)),
+        sliding_window_size=axes.get("window_size", 0) - 1,
+        sinks=inputs.get("sinks"),
     )
     return outputs
+
+
+def run_flash_attention(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """FlashAttention 3 as SGLang calls it: new keys and values are in the cache before. Here they lie behind it."""
+    offsets, starts, indices = inputs["qo_indptr"], inputs["kv_indptr"], inputs["kv_indices"]
+    cached = starts.diff()[:, None]
+    lengths = cached + offsets.diff()[:, None]
+    column = torch.arange(int(lengths.max()), device=offsets.device)
+    # One slot more, so that there is something to look up where no request has cached tokens.
+    old = torch.nn.functional.pad(indices, (0, 1))[(starts[:-1, None] + column).clamp_max(len(indices))]
+    new = len(inputs["k_buffer"]) + offsets[:-1, None] + column - cached
+    table = torch.where(column < cached, old, new).masked_fill(column >= lengths, 0).to(torch.int32)
+    caches = [torch.cat((inputs[f"{name}_buffer"], inputs[name])).unsqueeze(1) for name in "kv"]
+    where = table, lengths[:, 0].to(torch.int32)
+    found = flash_attention.on_table(definition, inputs, inputs["q"], (caches[0], caches[1]), *where)
+    return {"output": found["output"]}
+
+
+def kernel(path: str, call: KernelCall) -> Kernel:
+    """Both kernels round the weights after they are summed, and keep partial outputs in float32."""
+    policies = {"output": kernel_policies(triton.ROUNDING)["output"]}
+    return Kernel(path, call, limits={**BATCHES, **QUERIES, "num_slots": (1, 1 << 30)}, compare=policies)
 
 
 FAMILIES = (
@@ -175,12 +175,8 @@ FAMILIES = (
         oracle=oracle,
         compare={"output": OUTPUT},
         kernels=(
-            Kernel(
-                f"{MODULE}.extend_attention_fwd",
-                run_triton,
-                limits={**BATCHES, **QUERIES, "num_slots": (1, 1 << 30)},
-                compare={"output": kernel_policies(triton.ROUNDING)["output"]},
-            ),
+            kernel(f"{MODULE}.extend_attention_fwd", run_triton),
+            kernel(flash_attention.PAGED_PATH, run_flash_attention),
         ),
         faults=(usual_scale(),),
     ),

@@ -1,7 +1,7 @@
 """SGLang's Triton attention for decode with capped logits or sinks, and how far its caps and sinks may be off.
 
-`attention.triton` and `gqa_paged.extend` say what these kernels do otherwise. From their source (SGLang 0.5.11,
-triton_ops/decode_attention.py and extend_attention.py):
+`attention.triton` and `gqa_paged.extend` say what these kernels do otherwise. From their source (SGLang 0.5.23,
+kernels/ops/attention/decode_attention.py and extend_attention.py):
 
 - tanh x is 2 sigmoid(2 x) - 1, so that its error does not become smaller with x: see `CAP_ERROR`.
 - A sink adds exp(sink - m) to the denominator, where m is the largest logit of a key, or the largest lse of a part.
@@ -62,34 +62,10 @@ def with_cap_error_of_lse(policy: ErrorBound) -> ErrorBound:
 
 
 def run_triton(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    """The lse comes from those of the parts and from the sinks: parts without keys keep -inf."""
-    from sglang.srt.layers.attention.triton_ops.decode_attention import decode_attention_fwd
-
-    q, sinks = inputs["q"], inputs.get("sinks")
     keys, values = (inputs[name].flatten(0, 1) for name in ("k_cache", "v_cache"))
-    shape = (*q.shape[:2], triton.SPLITS)
-    parts = torch.empty(*shape, values.shape[-1], dtype=torch.float32, device=q.device)
-    lse = torch.full(shape, -torch.inf, dtype=torch.float32, device=q.device)
-    decode_attention_fwd(
-        q,
-        keys,
-        values,
-        outputs["output"],
-        inputs["kv_indptr"],
-        inputs["kv_indices"].long(),
-        parts,
-        lse,
-        torch.full((len(q),), triton.SPLITS, dtype=torch.int32, device=q.device),
-        triton.SPLITS,
-        float(inputs["sm_scale"]),
-        1.0,
-        1.0,
-        logit_cap=float(definition.const_axes.get("logits_soft_cap", 0)),
-        sinks=sinks,
-    )
-    if sinks is not None:
-        lse = torch.cat((lse, sinks[None, :, None].expand(len(q), -1, -1)), dim=-1)
-    return {"output": outputs["output"], "lse": torch.logsumexp(lse, dim=-1) * LOG2_E}
+    arguments = inputs["kv_indptr"], inputs["kv_indices"], float(inputs["sm_scale"]), outputs["output"]
+    cap = float(definition.const_axes.get("logits_soft_cap", 0))
+    return triton.attend(inputs["q"], keys, values, *arguments, logit_cap=cap, sinks=inputs.get("sinks"))
 
 
 def decode_kernel(variant: str) -> Kernel:

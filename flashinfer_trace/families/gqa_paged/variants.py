@@ -2,12 +2,12 @@
 
 flashinfer's wrappers take the cap and the window in plan(). Sinks are an argument of
 BatchAttentionWithAttentionSinkWrapper, which has one kernel for decode and prefill. From its source
-(flashinfer 0.6.12, jit/attention/variants.py):
+(flashinfer 0.7.2, jit/attention/variants.py):
 
 - fa2 and fa3 add exp2(sink log2(e) - m) to the denominator, and return an lse that includes it. Where the sink is above
   m, they raise m to it, and multiply what the keys gave by ex2.approx.ftz of the difference, which is 0 below 2^-126.
 - For a request without keys, fa2 returns 0 and the sink as lse, as the Definitions say. fa3 skips it, and returns an
-  lse of -5e4.
+  lse of -inf.
 - The name of the compiled module does not contain the head size: a process must use one head size for each dtype,
   backend, and presence of a window.
 """
@@ -20,6 +20,7 @@ from dataclasses import replace
 import torch
 
 from flashinfer_trace.families import gqa_paged
+from flashinfer_trace.families.attention import flash_attention
 from flashinfer_trace.families.attention.kernels import (
     BATCHES,
     FA2,
@@ -89,12 +90,16 @@ def run_with_sinks(backend: str, definition: Definition, inputs: Inputs, outputs
 
 
 def sink_kernels(decode: bool) -> tuple[Kernel, ...]:
-    """One kernel per backend; the lse of a request without keys is the sink, or there are no such requests."""
+    """FlashAttention 3, and one kernel per backend of flashinfer.
+
+    The lse of a request without keys is the sink, or there are no such requests.
+    """
     limits = {**BATCHES, **PAGES, **({} if decode else QUERIES)}
     kernels = flashinfer_kernels(SINK_PATH, run_with_sinks, (FA2, FA3), limits=limits, plan_options=SEEING)
     backends: Sequence[Backend] = (FA2, FA3)
     policies = [kernel_policies(backend.rounding) for backend in backends]
-    return tuple(
+    flash = flash_attention.with_sinks(flash_attention.DECODE if decode else flash_attention.PREFILL)
+    return flash, *(
         replace(
             kernel,
             compare={**compare, "output": with_flushed_weights(compare["output"])},

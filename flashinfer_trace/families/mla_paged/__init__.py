@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flashinfer_trace.families.attention.cases import usual_scale
+from flashinfer_trace.families.attention.flash_attention import LATENT_DECODE, LATENT_PREFILL
 from flashinfer_trace.families.attention.paged_cases import paged_family
 from flashinfer_trace.families.mla_paged.blackwell import TRTLLM_DECODE
 from flashinfer_trace.families.mla_paged.inputs import SCALED_DIM, make_inputs, oracle
@@ -22,8 +23,8 @@ def family(name: str, page_size: int, kernels: tuple[Kernel, ...]) -> Family:
 
 
 FAMILIES = (
-    family("mla_paged_decode_ps1", 1, (*DECODE, TRITON_DECODE)),
-    family("mla_paged_decode", 4, (*DECODE, TRTLLM_DECODE, FLASH_MLA)),
-    family("mla_paged_prefill_causal_ps1", 1, PREFILL),
-    family("mla_paged_prefill_causal", 4, PREFILL),
+    family("mla_paged_decode_ps1", 1, (*DECODE, LATENT_DECODE, TRITON_DECODE)),
+    family("mla_paged_decode", 4, (*DECODE, LATENT_DECODE, TRTLLM_DECODE, FLASH_MLA)),
+    family("mla_paged_prefill_causal_ps1", 1, (*PREFILL, LATENT_PREFILL)),
+    family("mla_paged_prefill_causal", 4, (*PREFILL, LATENT_PREFILL)),
 )

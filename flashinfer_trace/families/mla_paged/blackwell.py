@@ -11,7 +11,7 @@ import functools
 import torch
 
 from flashinfer_trace.families.attention.cases import AttentionOptions
-from flashinfer_trace.families.attention.kernels import BATCHES, PAGES
+from flashinfer_trace.families.attention.kernels import BATCHES, PAGES, table_of
 from flashinfer_trace.families.attention.paged_cases import kv_lengths
 from flashinfer_trace.families.attention.policies import Rounding, kernel_policies
 from flashinfer_trace.format.definition import Definition
@@ -19,10 +19,8 @@ from flashinfer_trace.harness.family import Inputs, Kernel, Outputs
 
 __all__ = [
     "ROUNDING",
-    "TABLE_TOKENS",
     "TRTLLM_DECODE",
     "call_trtllm",
-    "table_of",
 ]
 
 ROUNDING = Rounding(weights=True, sum=True, partial=1)
@@ -30,8 +28,6 @@ ROUNDING = Rounding(weights=True, sum=True, partial=1)
 WORKSPACE_BYTES = 150 * 2**20
 #: The dimension of a head before absorption, which only names the model to trtllm-gen.
 HEAD_DIM_NOPE = 128
-#: Tables of pages are as wide as whole numbers of this many tokens.
-TABLE_TOKENS = 128
 
 
 @functools.cache
@@ -68,17 +64,6 @@ def call_trtllm(
     )
     output, *rest = found if return_lse else (found,)
     return output.view_as(inputs["q_nope"]), *rest
-
-
-def table_of(inputs: Inputs, page_size: int) -> torch.Tensor:
-    """int32 [batch_size, pages]: the pages of each request, then page 0."""
-    pages = inputs["kv_indptr"].diff()
-    width = max([1, *pages.tolist()])
-    whole = max(1, TABLE_TOKENS // page_size)
-    column = torch.arange(-(-width // whole) * whole, device=pages.device)
-    place = (inputs["kv_indptr"][:-1, None] + column).clamp_max(max(0, len(inputs["kv_indices"]) - 1))
-    own = inputs["kv_indices"][place.long()] if len(inputs["kv_indices"]) else torch.zeros_like(place)
-    return torch.where(column < pages[:, None], own, 0).to(torch.int32)
 
 
 def run_trtllm_decode(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:

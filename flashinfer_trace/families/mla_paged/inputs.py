@@ -59,7 +59,7 @@ def all_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 
 
 def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """Expected output and lse: one product over the concatenated key, where the reference adds two products."""
+    """Expected output and lse."""
     own, causal = memory(inputs, definition.const_axes["page_size"]), "qo_indptr" in inputs
     return expected_outputs(queries_of(inputs), own, inputs["sm_scale"], causal, planned_chunks)
 

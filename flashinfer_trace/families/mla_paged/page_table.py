@@ -12,16 +12,12 @@ import functools
 import torch
 
 from flashinfer_trace.families.attention.cases import AttentionOptions, usual_scale
-from flashinfer_trace.families.attention.kernels import PAGES
+from flashinfer_trace.families.attention.kernels import PAGES, table_of
 from flashinfer_trace.families.attention.paged_cases import kv_lengths, paged_family
 from flashinfer_trace.families.attention.policies import OUTPUT, Rounding, kernel_policies
 from flashinfer_trace.families.mla_paged import inputs as parts
 from flashinfer_trace.families.mla_paged import kernels as hopper
-from flashinfer_trace.families.mla_paged.blackwell import (
-    ROUNDING,
-    call_trtllm,
-    table_of,
-)
+from flashinfer_trace.families.mla_paged.blackwell import ROUNDING, call_trtllm
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Kernel, KernelCall, Outputs, Plan
 from flashinfer_trace.harness.inputs import Draws, indptr

@@ -2,7 +2,7 @@
 
 FlashMLA takes pages of 64 tokens and a table of them. It keeps its partial outputs in float32, sums weights before it
 rounds them to bf16, and returns the natural lse. Its lse of a request without keys is +inf; SGLang never has such a
-request, so plans do not draw any. Its library (flashmla_ops) is a part of sglang-kernel that a bundle may lack.
+request, so plans do not draw any. Its wheel (sgl-flash-mla 1.0.0) calls all kernels for Hopper legacy.
 """
 
 from __future__ import annotations
@@ -10,18 +10,16 @@ from __future__ import annotations
 import torch
 
 from flashinfer_trace.families.attention import triton
-from flashinfer_trace.families.attention.kernels import BATCHES, PAGES, WITH_KEYS
+from flashinfer_trace.families.attention.kernels import BATCHES, PAGES, WITH_KEYS, table_of
 from flashinfer_trace.families.attention.paged_cases import kv_lengths
 from flashinfer_trace.families.attention.policies import kernel_policies
 from flashinfer_trace.families.attention.rounding import LOG2_E
-from flashinfer_trace.families.mla_paged.blackwell import table_of
 from flashinfer_trace.families.mla_paged.inputs import queries_of
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Kernel, Outputs
 
 __all__ = ["FLASH_MLA", "TRITON_DECODE"]
 
-FLASH_MODULE = "sgl_kernel.flash_mla"
 PAGE_SIZE = 64
 
 
@@ -31,36 +29,35 @@ def cache_of(inputs: Inputs) -> torch.Tensor:
 
 
 def run_triton(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    """SGLang's Triton kernel: values are the first part of the keys."""
+    """SGLang's Triton kernel: values are the first part of the keys, which it loads once."""
     keys = cache_of(inputs).flatten(0, 1)
     values = keys[..., : definition.const_axes["head_dim_ckv"]]
     arguments = (inputs["kv_indptr"], inputs["kv_indices"], float(inputs["sm_scale"]))
-    return triton.attend(queries_of(inputs), keys, values, *arguments, outputs["output"])
+    return triton.attend(queries_of(inputs), keys, values, *arguments, outputs["output"], has_mla=True)
 
 
 def run_flash_mla(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     """As SGLang's decode calls it: one query per request, and metadata that split its keys over the GPU."""
-    from sgl_kernel.flash_mla import flash_mla_with_kvcache, get_mla_metadata
+    from flash_mla import flash_mla_with_kvcache, get_mla_metadata
 
     axes, lengths = definition.const_axes, kv_lengths(inputs, PAGE_SIZE)
-    metadata, splits = get_mla_metadata(lengths, axes["num_qo_heads"], 1)
     output, lse = flash_mla_with_kvcache(
         q=queries_of(inputs).unsqueeze(1),
         k_cache=cache_of(inputs),
         block_table=table_of(inputs, PAGE_SIZE),
         cache_seqlens=lengths,
         head_dim_v=axes["head_dim_ckv"],
-        tile_scheduler_metadata=metadata,
-        num_splits=splits,
+        tile_scheduler_metadata=get_mla_metadata()[0],
         softmax_scale=float(inputs["sm_scale"]),
         causal=True,
+        use_legacy=True,
     )
     return {"output": output.squeeze(1), "lse": lse.squeeze(2) * LOG2_E}
 
 
 TRITON_DECODE = triton.decode_kernel(run_triton)
 FLASH_MLA = Kernel(
-    f"{FLASH_MODULE}.flash_mla_with_kvcache",
+    "flash_mla.flash_mla_with_kvcache",
     run_flash_mla,
     variant="with get_mla_metadata",
     limits={**BATCHES, **PAGES},

@@ -10,23 +10,22 @@ from hypothesis import strategies as st
 
 from flashinfer_trace.families.moe.deepseek_kernels import KERNELS, RoutingOptions
 from flashinfer_trace.families.moe.inputs import (
-    EXPERT_FAULTS,
     FEW_TOKENS,
-    FP8_UNSEEN,
+    FP8_TWIN,
     ROUTINGS,
     SPARE_ROWS,
     VALUES,
     clear_rows,
+    experts_family,
     faint_logits,
     fp8_experts,
     hidden_values,
     ranks_of,
     tied_logits,
 )
-from flashinfer_trace.families.moe.kernels import REFERENCE
 from flashinfer_trace.families.moe.oracle import in_groups, oracle
 from flashinfer_trace.format.definition import Definition
-from flashinfer_trace.harness.family import Family, Inputs, Plan, PlanRequest
+from flashinfer_trace.harness.family import Inputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.plans import FLAG, Count, Drawn, RowPlans
 
@@ -151,25 +150,12 @@ def make_inputs(
 
 
 FAMILIES = (
-    Family(
-        name="moe_fp8_block_scale_ds_routing",
-        op_type="moe",
-        twin={
-            "num_experts": 32,
-            "num_local_experts": 8,
-            "hidden_size": 512,
-            "intermediate_size": 384,
-            "gemm1_out_size": 768,
-            "num_hidden_blocks": 4,
-            "num_intermediate_blocks": 3,
-            "num_gemm1_out_blocks": 6,
-        },
-        plan=PLAN,
-        make_inputs=functools.partial(make_inputs, fp8_experts),
-        oracle=oracle,
-        compare={"output": REFERENCE},
-        kernels=KERNELS,
-        faults=EXPERT_FAULTS,
-        unseen=FP8_UNSEEN,
+    experts_family(
+        "moe_fp8_block_scale_ds_routing",
+        FP8_TWIN,
+        PLAN,
+        functools.partial(make_inputs, fp8_experts),
+        oracle,
+        KERNELS,
     ),
 )

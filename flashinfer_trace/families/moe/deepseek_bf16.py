@@ -7,16 +7,16 @@ import functools
 import torch
 
 from flashinfer_trace.families.moe.deepseek import PLAN, make_inputs
-from flashinfer_trace.families.moe.deepseek_kernels import TRTLLM_GEN, ds_gate
+from flashinfer_trace.families.moe.deepseek_kernels import TRTLLM_GEN, WITHOUT_TIES, ds_gate
 from flashinfer_trace.families.moe.experts import BF16, expert_outputs
-from flashinfer_trace.families.moe.inputs import EXPERT_FAULTS
-from flashinfer_trace.families.moe.kernels import LAUNCHABLE, REFERENCE, hopper_pipeline
+from flashinfer_trace.families.moe.inputs import TWIN, experts_family
+from flashinfer_trace.families.moe.kernels import experts_kernel
 from flashinfer_trace.families.moe.oracle import route
 from flashinfer_trace.families.moe.pipeline import bf16_products, run_experts
-from flashinfer_trace.families.moe.softmax import TWIN, bf16_experts
+from flashinfer_trace.families.moe.softmax import bf16_experts
 from flashinfer_trace.families.moe.softmax_kernels import BF16_HOPPER
 from flashinfer_trace.format.definition import Definition
-from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs
+from flashinfer_trace.harness.family import Inputs, Outputs
 from flashinfer_trace.verdict.compare import Expected
 
 #: Rows that trtllm-gen's epilogue permutes together, and input features of one block of its weights.
@@ -73,30 +73,22 @@ def run_trtllm_gen(definition: Definition, inputs: Inputs, outputs: Outputs) -> 
 
 
 FAMILIES = (
-    Family(
-        name="moe_bf16_ds_routing",
-        op_type="moe",
-        twin={**TWIN, "n_group": 4, "topk_group": 2},
-        plan=PLAN,
-        make_inputs=functools.partial(make_inputs, bf16_experts),
-        oracle=oracle,
-        compare={"output": REFERENCE},
-        kernels=(
-            hopper_pipeline(
+    experts_family(
+        "moe_bf16_ds_routing",
+        {**TWIN, "n_group": 4, "topk_group": 2},
+        PLAN,
+        functools.partial(make_inputs, bf16_experts),
+        oracle,
+        (
+            experts_kernel(
                 "torch.nn.functional.grouped_mm",
                 run_pipeline,
+                BF16_HOPPER,
                 "pipeline with sgl_kernel: moe_fused_gate, prepare_moe_input, shuffle_rows, silu_and_mul, "
                 "shuffle_mul_sum",
-                BF16_HOPPER,
+                WITHOUT_TIES,
             ),
-            Kernel(
-                "flashinfer.fused_moe.trtllm_bf16_moe",
-                run_trtllm_gen,
-                limits=LAUNCHABLE,
-                plan_options=TRTLLM_GEN,
-                compare={"output": BF16_HOPPER},
-            ),
+            experts_kernel("flashinfer.fused_moe.trtllm_bf16_moe", run_trtllm_gen, BF16_HOPPER, options=TRTLLM_GEN),
         ),
-        faults=EXPERT_FAULTS,
     ),
 )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 import torch
 
-from flashinfer_trace.families.moe.kernels import HOPPER, blackwell_kernel, hopper_pipeline, trtllm_gen
+from flashinfer_trace.families.moe.gating_kernels import run_kimi_k2, run_router
+from flashinfer_trace.families.moe.kernels import BLACKWELL, HOPPER, TRTLLM_FP8, experts_kernel, trtllm_gen
 from flashinfer_trace.families.moe.pipeline import fp8_products, run_experts
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Outputs
@@ -32,19 +32,8 @@ TRTLLM_GEN = RoutingOptions(faint=False)
 
 def ds_gate(definition: Definition, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
     """Weights float32 and ids int32 of the experts that DeepSeek's gate chooses, both [seq_len, top_k]."""
-    import sgl_kernel
-
-    axes = definition.const_axes
-    weights, ids = sgl_kernel.moe_fused_gate(
-        inputs["routing_logits"],
-        inputs["routing_bias"].float(),
-        axes["n_group"],
-        axes["topk_group"],
-        axes["top_k"],
-        routed_scaling_factor=float(inputs["routed_scaling_factor"]),
-        apply_routed_scaling_factor_on_output=True,
-    )
-    return weights, ids
+    chosen = run_router(definition, inputs, {})
+    return chosen["topk_weights"], chosen["topk_ids"]
 
 
 def run_ds_pipeline(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
@@ -54,17 +43,8 @@ def run_ds_pipeline(definition: Definition, inputs: Inputs, outputs: Outputs) ->
 
 def run_one_group_pipeline(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     """sgl-kernel's pipeline with the gate of Kimi-K2, whose experts are in one group."""
-    import sgl_kernel
-
-    weights, ids = sgl_kernel.kimi_k2_moe_fused_gate(
-        inputs["routing_logits"],
-        inputs["routing_bias"].float(),
-        topk=definition.const_axes["top_k"],
-        renormalize=True,
-        routed_scaling_factor=float(inputs["routed_scaling_factor"]),
-        apply_routed_scaling_factor_on_output=True,
-    )
-    return run_experts(definition, inputs, outputs, weights, ids, fp8_products)
+    chosen = run_kimi_k2(definition, inputs, {})
+    return run_experts(definition, inputs, outputs, chosen["topk_weights"], chosen["topk_ids"], fp8_products)
 
 
 def run_ds_trtllm_gen(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
@@ -83,11 +63,13 @@ def run_ds_trtllm_gen(definition: Definition, inputs: Inputs, outputs: Outputs) 
 GROUPED_PRODUCT = "sgl_kernel.fp8_blockwise_scaled_grouped_mm"
 STEPS = "prepare_moe_input, shuffle_rows, silu_and_mul, group_quant, shuffle_mul_sum"
 
+#: What SGLang's gates take; see `gating_kernels`.
+WITHOUT_TIES = RoutingOptions(ties=False)
+
 KERNELS = (
-    hopper_pipeline(GROUPED_PRODUCT, run_ds_pipeline, f"pipeline: moe_fused_gate, {STEPS}", HOPPER),
-    dataclasses.replace(
-        hopper_pipeline(GROUPED_PRODUCT, run_one_group_pipeline, f"pipeline: kimi_k2_moe_fused_gate, {STEPS}", HOPPER),
-        plan_options=RoutingOptions(ties=False),
+    *(
+        experts_kernel(GROUPED_PRODUCT, run, HOPPER, f"pipeline: {gate}, {STEPS}", WITHOUT_TIES)
+        for run, gate in ((run_ds_pipeline, "moe_fused_gate"), (run_one_group_pipeline, "kimi_k2_moe_fused_gate"))
     ),
-    dataclasses.replace(blackwell_kernel(run_ds_trtllm_gen), plan_options=TRTLLM_GEN),
+    experts_kernel(TRTLLM_FP8, run_ds_trtllm_gen, BLACKWELL, options=TRTLLM_GEN),
 )

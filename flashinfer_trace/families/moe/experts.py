@@ -22,11 +22,11 @@ from dataclasses import dataclass
 
 import torch
 
-from flashinfer_trace.families.quantised import (
+from flashinfer_trace.families.quantized import (
     BLOCK,
     blocks_of,
     blockwise_product,
-    dequantised,
+    dequantized,
     e4m3_variance,
     float_variance,
 )
@@ -106,7 +106,7 @@ def fp8_gate_up(inputs: Inputs, experts: torch.Tensor, token: torch.Tensor) -> t
     x_scales = inputs["hidden_states_scale"].T[token]
     codes, scales = chosen(inputs["gemm1_weights"], experts), inputs["gemm1_weights_scale"][experts]
     x_squares = (blocks_of(x) * x_scales.unsqueeze(-1)).flatten(-2).float().square()
-    squares = (x_squares @ dequantised(codes, scales, torch.float32).square_().mT).double()
+    squares = (x_squares @ dequantized(codes, scales, torch.float32).square_().mT).double()
     return blockwise_product(x, x_scales, codes, scales), squares
 
 
@@ -117,7 +117,7 @@ def fp8_down(inputs: Inputs, experts: torch.Tensor, y: torch.Tensor) -> torch.Te
 
 def fp8_down_weights(inputs: Inputs, experts: torch.Tensor) -> torch.Tensor:
     codes, scales = chosen(inputs["gemm2_weights"], experts), inputs["gemm2_weights_scale"][experts]
-    return dequantised(codes, scales, torch.float32)
+    return dequantized(codes, scales, torch.float32)
 
 
 def fp8_z_variances(z: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
@@ -127,8 +127,8 @@ def fp8_z_variances(z: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
 
 
 def fp8_y_variances(y: torch.Tensor) -> torch.Tensor:
-    requantised = y.square() * TRUNCATION_VARIANCE + e4m3_variance(y)
-    return torch.stack([torch.zeros_like(y), requantised + float_variance(y, torch.bfloat16), requantised])
+    requantized = y.square() * TRUNCATION_VARIANCE + e4m3_variance(y)
+    return torch.stack([torch.zeros_like(y), requantized + float_variance(y, torch.bfloat16), requantized])
 
 
 def bf16_gate_up(inputs: Inputs, experts: torch.Tensor, token: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -191,7 +191,7 @@ def activation_variances(
     y = silu * up
     slope = torch.cat([silu, up * sigmoid * (1 + gate * (1 - sigmoid))], dim=-1).square()
     # float32 in any order: n u times the sum of |products|, which is at most sqrt(n) times the root of summed squares,
-    # divided by sqrt(n) because errors are independent. Dequantisation adds 2 roundings.
+    # divided by sqrt(n) because errors are independent. Dequantization adds 2 roundings.
     summed = squares * ((hidden_size + 2) * U32) ** 2
     second = y.shape[-1] + 6  # roundings of gemm2, relative to each term, and of silu
     of_z = summed + arithmetic.z_variances(z, squares)

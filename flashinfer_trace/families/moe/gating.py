@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from flashinfer_trace.families.moe import gating_kernels as kernels
 from flashinfer_trace.families.moe.inputs import SPARE_ROWS, clear_rows, faint_logits, tied_logits
 from flashinfer_trace.families.moe.oracle import in_groups
-from flashinfer_trace.families.quantised import chosen_by_rank, ranks
+from flashinfer_trace.families.quantized import chosen_by_rank, ranks
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws

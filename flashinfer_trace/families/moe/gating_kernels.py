@@ -16,6 +16,7 @@ U32 = unit_roundoff(torch.float32)
 #: a sum of up to 8, a division, and the products with the factor.
 SINGLE_ROUNDINGS = 32
 TOPK = "sglang.srt.layers.moe.topk"
+KIMI_K2 = "sglang.kernels.ops.lora.moe.trtllm_lora_temp.kimi_k2_moe_fused_gate"
 ONE_GROUP = "sglang.jit_kernel.grouped_topk"
 #: flashinfer compiles with -use_fast_math, which turns tanhf into tanh.approx.f32: its relative error is up to 2^-11
 #: (PTX ISA, "tanh"), and half of a tanh of at most 1 is a part of the score.
@@ -88,6 +89,24 @@ def run_fused_gate(definition: Definition, inputs: Inputs, outputs: Outputs) -> 
     return {"topk_weights": weights, "topk_ids": ids}
 
 
+def run_router(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """SGLang's Triton router, which took the place of sgl_kernel's."""
+    from sglang.kernels.ops.moe.moe_fused_gate import moe_fused_gate
+
+    axes = definition.const_axes
+    weights, ids = moe_fused_gate(
+        inputs["routing_logits"],
+        inputs["routing_bias"],
+        axes["top_k"],
+        num_fused_shared_experts=axes.get("num_fused_shared_experts", 0),
+        routed_scaling_factor=float(inputs["routed_scaling_factor"]),
+        apply_routed_scaling_factor_on_output=bool(inputs.get("apply_routed_scaling_factor_on_output", True)),
+        num_expert_group=axes["n_group"],
+        topk_group=axes["topk_group"],
+    )
+    return {"topk_weights": weights, "topk_ids": ids}
+
+
 def run_fused_topk(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     from flashinfer.fused_moe import fused_topk_deepseek
 
@@ -127,9 +146,9 @@ def run_one_group(definition: Definition, inputs: Inputs, outputs: Outputs) -> O
 
 
 def run_kimi_k2(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    import sgl_kernel
+    from sglang.kernels.ops.lora.moe.trtllm_lora_temp.kimi_k2_moe_fused_gate import kimi_k2_moe_fused_gate
 
-    weights, ids = sgl_kernel.kimi_k2_moe_fused_gate(
+    weights, ids = kimi_k2_moe_fused_gate(
         inputs["routing_logits"],
         inputs["routing_bias"],
         topk=definition.const_axes["top_k"],
@@ -162,8 +181,18 @@ def run_biased_topk(definition: Definition, inputs: Inputs, outputs: Outputs) ->
 
 
 FUSED_GATE = Kernel("sgl_kernel.moe_fused_gate", run_fused_gate, limits=LAUNCHABLE, compare={"topk_weights": FLOAT32})
+# The second best score of a group is the best of those below the best (SGLang 0.5.23, moe_fused_gate.py): where two
+# experts share the best one, their group's score is too low.
+ROUTER = Kernel(
+    "sglang.kernels.ops.moe.moe_fused_gate.moe_fused_gate",
+    run_router,
+    limits=LAUNCHABLE,
+    plan_options=RouterOptions(ties=False),
+    compare={"topk_weights": FAST_EXP},
+)
 DEEPSEEK = (
     FUSED_GATE,
+    ROUTER,
     Kernel(
         "flashinfer.fused_moe.fused_topk_deepseek",
         run_fused_topk,
@@ -172,7 +201,7 @@ DEEPSEEK = (
         compare={"topk_weights": TANH},
     ),
     Kernel(
-        "sgl_kernel.kimi_k2_moe_fused_gate",
+        f"{KIMI_K2}.kimi_k2_moe_fused_gate",
         run_kimi_k2,
         limits=LAUNCHABLE,
         # On an H200, of equal scores it chose expert 28 before expert 9.
@@ -191,6 +220,7 @@ DEEPSEEK = (
 )
 SHARED = (
     FUSED_GATE,
+    ROUTER,
     Kernel(
         f"{TOPK}.biased_grouped_topk_impl",
         run_biased_topk,

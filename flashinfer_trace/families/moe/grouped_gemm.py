@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from flashinfer_trace.families.moe import grouped_gemm_kernels as kernels
 from flashinfer_trace.families.moe.expert_gemm import MANY, drawn_activations
 from flashinfer_trace.families.moe.products import PRODUCT, Weights, products, reshaped
-from flashinfer_trace.families.quantised import (
+from flashinfer_trace.families.quantized import (
     CODE_SIGMA,
     blocks_of,
-    dequantised,
+    dequantized,
     normal_codes,
-    quantise_groups,
+    quantize_groups,
     varied_scales,
 )
 from flashinfer_trace.format.definition import Definition
@@ -98,7 +98,7 @@ def fp8_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
         own = (rows.to(torch.float8_e4m3fn), powers([len(rows), axes["num_k_blocks"]], draws))
         weights = (small_codes(shape, draws), powers(scales, draws))
     else:
-        own = quantise_groups(rows)
+        own = quantize_groups(rows)
         typical = 1 / (CODE_SIGMA * axes["k"] ** 0.5)
         weights = (normal_codes(draws, shape), varied_scales(draws, scales, typical))
     known = {**dict(zip(("a", "a_scale"), own, strict=True)), **dict(zip(("b", "b_scale"), weights, strict=True))}
@@ -155,7 +155,7 @@ def fp8_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     rows = (blocks_of(a.double()) * inputs["a_scale"].double().unsqueeze(-1)).flatten(-2)
     exact = are_powers(inputs["a_scale"]) and are_powers(inputs["b_scale"]) and are_small(a, 4) and are_small(b[0], 4)
     return expected_output(
-        definition, inputs, rows, lambda expert: dequantised(b[expert], inputs["b_scale"][expert], torch.float64), exact
+        definition, inputs, rows, lambda expert: dequantized(b[expert], inputs["b_scale"][expert], torch.float64), exact
     )
 
 

@@ -51,7 +51,7 @@ def run_fp8(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs
     return outputs
 
 
-def run_expert_specialised(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+def run_expert_specialized(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     import sgl_kernel
 
     experts, n, k = inputs["b"].shape
@@ -151,15 +151,15 @@ def run_w4a8(definition: Definition, inputs: Inputs, outputs: Outputs) -> Output
     return outputs
 
 
-def hopper(path: str, call: KernelCall, modules: tuple[str, ...] = ()) -> Kernel:
+def hopper(path: str, call: KernelCall) -> Kernel:
     """A kernel that Hopper's tensor cores run."""
     return Kernel(path, call, limits=ROWS, compare={"output": TRUNCATED})
 
 
 FP8 = (
     hopper("sgl_kernel.fp8_blockwise_scaled_grouped_mm", run_fp8),
-    hopper("sgl_kernel.es_fp8_blockwise_scaled_grouped_mm", run_expert_specialised),
-    hopper("deep_gemm.m_grouped_fp8_gemm_nt_contiguous", run_contiguous, ("deep_gemm",)),
-    hopper("deep_gemm.fp8_m_grouped_gemm_nt_masked", run_masked, ("deep_gemm",)),
+    hopper("sgl_kernel.es_fp8_blockwise_scaled_grouped_mm", run_expert_specialized),
+    hopper("deep_gemm.m_grouped_fp8_gemm_nt_contiguous", run_contiguous),
+    hopper("deep_gemm.fp8_m_grouped_gemm_nt_masked", run_masked),
 )
 W4A8 = (hopper("sgl_kernel.cutlass_w4a8_moe_mm", run_w4a8),)

@@ -1,18 +1,20 @@
-"""Inputs that the mixtures of experts share: logits with a clear choice, hidden states, and experts in fp8 blocks."""
+"""What the mixtures of experts share: logits with a clear choice, hidden states, experts in fp8 blocks, the record."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from flashinfer_trace.families.quantised import BLOCK, CODE_SIGMA, normal_codes, quantise_groups, varied_scales
+from flashinfer_trace.families.moe.kernels import REFERENCE
+from flashinfer_trace.families.quantized import BLOCK, CODE_SIGMA, normal_codes, quantize_groups, varied_scales
 from flashinfer_trace.format.definition import Definition
-from flashinfer_trace.harness.family import Inputs, Plan
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Plan
 from flashinfer_trace.harness.faults import FaultyCase, with_inputs
 from flashinfer_trace.harness.inputs import Draws
-from flashinfer_trace.harness.plans import PlanRequest
+from flashinfer_trace.harness.plans import PlanRequest, RowPlans
 from flashinfer_trace.harness.refusals import take
+from flashinfer_trace.verdict.compare import Expected
 
 VALUES = {"normal": 1.0, "large": 300.0, "tiny": 0.01}
 #: Only in corners: beyond float16's range.
@@ -77,10 +79,10 @@ def hidden_values(definition: Definition, plan: Plan, draws: Draws) -> torch.Ten
 
 
 def fp8_experts(definition: Definition, hidden: torch.Tensor, draws: Draws) -> Inputs:
-    """Hidden states quantised in groups, and weights like trained ones."""
+    """Hidden states quantized in groups, and weights like trained ones."""
     axes = definition.const_axes
     experts, hidden_size, size = axes["num_local_experts"], axes["hidden_size"], axes["intermediate_size"]
-    codes, scales = quantise_groups(hidden)
+    codes, scales = quantize_groups(hidden)
     shapes = definition.input_shapes({"seq_len": len(hidden)})
 
     def scales_of(name: str, features: int) -> torch.Tensor:
@@ -140,3 +142,38 @@ FP8_UNSEEN = {
     "is 8 standard deviations of that noise, summed over the intermediate features: a lower bit, or any bit of an "
     "element near 0, changes less than that."
 }
+#: Four ranks of eight experts, so that all 8 choices may be on one rank or on the others. Large enough that a scale
+#: that is one per cent off shows above the roundings of every kernel.
+TWIN = {
+    "num_experts": 32,
+    "num_local_experts": 8,
+    "hidden_size": 512,
+    "intermediate_size": 384,
+    "gemm1_out_size": 768,
+}
+FP8_TWIN = {**TWIN, "num_hidden_blocks": 4, "num_intermediate_blocks": 3, "num_gemm1_out_blocks": 6}
+
+
+def experts_family(
+    name: str,
+    twin: Mapping[str, int],
+    plan: RowPlans,
+    make_inputs: Callable[[Definition, Plan, Draws], Inputs],
+    oracle: Callable[[Definition, Inputs], dict[str, Expected]],
+    kernels: tuple[Kernel, ...],
+    unverified: str = "",
+) -> Family:
+    """The record of one routing with one format of the experts."""
+    return Family(
+        name=name,
+        op_type="moe",
+        twin=twin,
+        plan=plan,
+        make_inputs=make_inputs,
+        oracle=oracle,
+        compare={"output": REFERENCE},
+        kernels=kernels,
+        faults=EXPERT_FAULTS,
+        unseen={} if "bf16" in name else FP8_UNSEEN,
+        unverified=unverified,
+    )

@@ -63,20 +63,16 @@ BLACKWELL = bound(
 )
 
 
+TRTLLM_FP8 = "flashinfer.fused_moe.trtllm_fp8_block_scale_moe"
 #: No kernel can be launched for zero tokens, because an empty grid is an error in CUDA.
 LAUNCHABLE = {"seq_len": (1, 8192)}
 
 
-def hopper_pipeline(path: str, call: KernelCall, variant: str, policy: ErrorBound) -> Kernel:
-    """A pipeline of kernels around the grouped product at `path`; `variant` names the others."""
-    return Kernel(path, call, variant=variant, limits=LAUNCHABLE, compare={"output": policy})
-
-
-def blackwell_kernel(call: KernelCall) -> Kernel:
-    """trtllm-gen's single call for experts in fp8 blocks."""
-    return Kernel(
-        "flashinfer.fused_moe.trtllm_fp8_block_scale_moe", call, limits=LAUNCHABLE, compare={"output": BLACKWELL}
-    )
+def experts_kernel(
+    path: str, call: KernelCall, policy: ErrorBound, variant: str = "", options: object | None = None
+) -> Kernel:
+    """A single call, or a pipeline of kernels around the grouped product at `path`: `variant` names the others."""
+    return Kernel(path, call, variant, limits=LAUNCHABLE, plan_options=options, compare={"output": policy})
 
 
 def trtllm_gen(definition: Definition, inputs: Inputs, **options: Any) -> Outputs:

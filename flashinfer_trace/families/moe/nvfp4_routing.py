@@ -7,12 +7,12 @@ import torch
 from flashinfer_trace.families.moe.deepseek import PLAN, draw_bias, draw_logits
 from flashinfer_trace.families.moe.deepseek_kernels import TRTLLM_GEN
 from flashinfer_trace.families.moe.experts import Arithmetic, chosen, expert_outputs
-from flashinfer_trace.families.moe.inputs import CORNER_VALUES, EXPERT_FAULTS, FP8_UNSEEN, VALUES
-from flashinfer_trace.families.moe.kernels import LAUNCHABLE, REFERENCE, bound
+from flashinfer_trace.families.moe.inputs import CORNER_VALUES, VALUES, experts_family
+from flashinfer_trace.families.moe.kernels import bound, experts_kernel
 from flashinfer_trace.families.moe.nvfp4 import BLOCK, E4M3_MAX, LARGEST, UNVERIFIED, drawn_tensor, scaled_values
 from flashinfer_trace.families.moe.oracle import route
 from flashinfer_trace.format.definition import Definition
-from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
+from flashinfer_trace.harness.family import Inputs, Outputs, Plan
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.verdict.compare import Expected
 
@@ -42,7 +42,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     size = {**VALUES, **CORNER_VALUES}[plan["values"]]
     typical = size * max(size / 4, 0.5) if size < 1 else size * size / 2
     gate, up, down = (torch.exp2(draws.uniform([experts], -0.5, 0.5)) for _ in range(3))
-    quantised = E4M3_MAX * LARGEST / (30 * typical)
+    quantized = E4M3_MAX * LARGEST / (30 * typical)
     product = SIGMA**2 * axes["hidden_size"] ** 0.5
     return {
         "routing_logits": draw_logits(definition, plan, bias, draws),
@@ -53,9 +53,9 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
         "gemm1_weights_scale": gemm1_scale,
         "gemm2_weights": gemm2,
         "gemm2_weights_scale": gemm2_scale,
-        "output1_scale_scalar": up * (size * quantised / product),
+        "output1_scale_scalar": up * (size * quantized / product),
         "output1_scale_gate_scalar": gate * (size / product),
-        "output2_scale_scalar": down / (quantised * SIGMA * axes["intermediate_size"] ** 0.5),
+        "output2_scale_scalar": down / (quantized * SIGMA * axes["intermediate_size"] ** 0.5),
         "local_expert_offset": plan["rank"] * experts,
         "routed_scaling_factor": plan["factor"],
     }
@@ -168,10 +168,9 @@ def run_trtllm_gen(definition: Definition, inputs: Inputs, outputs: Outputs) -> 
 
 
 FAMILIES = (
-    Family(
-        name="moe_nvfp4_ds_routing",
-        op_type="moe",
-        twin={
+    experts_family(
+        "moe_nvfp4_ds_routing",
+        {
             "num_experts": 32,
             "num_local_experts": 8,
             "n_group": 4,
@@ -184,21 +183,14 @@ FAMILIES = (
             "num_hidden_blocks": 10,
             "num_intermediate_blocks": 6,
         },
-        plan=PLAN,
-        make_inputs=make_inputs,
-        oracle=oracle,
-        compare={"output": REFERENCE},
-        kernels=(
-            Kernel(
-                "flashinfer.fused_moe.trtllm_fp4_block_scale_moe",
-                run_trtllm_gen,
-                limits=LAUNCHABLE,
-                plan_options=TRTLLM_GEN,
-                compare={"output": BLACKWELL},
+        PLAN,
+        make_inputs,
+        oracle,
+        (
+            experts_kernel(
+                "flashinfer.fused_moe.trtllm_fp4_block_scale_moe", run_trtllm_gen, BLACKWELL, options=TRTLLM_GEN
             ),
         ),
-        faults=EXPERT_FAULTS,
-        unseen=FP8_UNSEEN,
-        unverified=UNVERIFIED,
+        UNVERIFIED,
     ),
 )

@@ -1,6 +1,19 @@
 """Both products of a mixture of experts over rows that are sorted by expert, with bf16 or mxfp4 weights.
 
 The first one gathers the rows of tokens; the second one multiplies rows by routing weights and sums those of a token.
+
+The kernel is triton_kernels' matmul (OpenAI's, in sglang-kernel's wheel), as SGLang's backend triton_kernel calls it.
+
+From its source (triton_kernels of sglang-kernel 0.4.10, matmul.py):
+
+- It adds products in float32, adds the bias, applies the activation, multiplies by gamma, and rounds. It writes each
+  row to the place of its pair. SGLang adds up the rows of a token with torch.sum, in float32.
+- Where there are few tiles and nothing is scattered, the features are split, and a second launch adds float32 parts.
+- On Hopper, mxfp4 weights are widened to bf16, times their scales, which is exact. Scales are read in tiles of 128
+  features without a mask, so SGLang adds scales of 1 up to whole tiles.
+- Without rows it returns before it launches anything; SGLang never calls it so.
+
+Up to sglang-kernel 0.4.2 it was called matmul_ogs, and added up the rows of a token itself.
 """
 
 from __future__ import annotations
@@ -9,19 +22,19 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
 
-from flashinfer_trace.families.moe import ogs_kernels as kernels
 from flashinfer_trace.families.moe.expert_gemm import drawn_activations
 from flashinfer_trace.families.moe.grouped_gemm import GROUPS, GROUPS_OF_MANY, group_lengths
 from flashinfer_trace.families.moe.products import PRODUCT, TERM_ROUNDINGS, U32, products, reshaped
 from flashinfer_trace.format.definition import Definition
-from flashinfer_trace.harness.family import Family, Inputs, Plan, PlanRequest
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.plans import FLAG, Count, Drawn, RowPlans
-from flashinfer_trace.verdict.compare import ErrorBound, Expected, rounding_error, summation_error
+from flashinfer_trace.verdict.compare import ErrorBound, Expected, rounding_error, summation_error, unit_roundoff
 
 __all__ = ["FAMILIES"]
 
@@ -264,6 +277,87 @@ SUM = ErrorBound(
     "roundings of the rows",
 )
 
+
+# The kernels
+
+
+#: SGLang's number of warps, for which scales are laid out.
+WARPS = 8
+#: Features that share a scale of mxfp4 weights, scales of one tile of features, and the byte of a scale of 1.
+MXFP4_BLOCK, TILE_SCALES, ONE = 32, 4, 127
+BFLOAT16 = unit_roundoff(torch.bfloat16)
+
+
+def mxfp4_weights(inputs: Inputs) -> tuple[Any, Any]:
+    """Weights [num_experts, k, n] and the configuration with their scales, in the layouts that SGLang chooses."""
+    from triton_kernels.matmul import PrecisionConfig
+    from triton_kernels.tensor import FP4, convert_layout, wrap_torch_tensor
+    from triton_kernels.tensor_details import layout
+
+    codes, scales = (inputs[name].view(torch.uint8) for name in ("weights", "weights_scale"))
+    scales = torch.nn.functional.pad(scales, (0, -scales.shape[2] % TILE_SCALES), value=ONE)
+    values_as = layout.make_default_matmul_mxfp4_w_layout(mx_axis=-2)
+    scales_as = layout.make_default_matmul_mxfp4_w_scale_layout(mx_axis=-2, num_warps=WARPS)
+    weights = convert_layout(wrap_torch_tensor(codes.mT, dtype=FP4), values_as)
+    scale = convert_layout(wrap_torch_tensor(scales.mT), scales_as)
+    return weights, PrecisionConfig(b_mx_scale=scale, b_microblock_size=MXFP4_BLOCK)
+
+
+def product(inputs: Inputs, output: torch.Tensor, **options: Any) -> None:
+    """Writes a product of sorted rows, for mxfp4 weights with the constraint that SGLang sets on Hopper."""
+    from triton_kernels.matmul import matmul
+    from triton_kernels.matmul_details import opt_flags
+    from triton_kernels.tensor import make_ragged_tensor_metadata
+
+    weights, counts = inputs["weights"], inputs["expert_counts"]
+    constraints = {}
+    if "weights_scale" in inputs:
+        weights, options["precision_config"] = mxfp4_weights(inputs)
+        constraints["split_k"] = 1
+    experts = make_ragged_tensor_metadata(counts, int(counts.sum()))
+    with opt_flags.scoped_opt_flags_constraints(constraints):
+        matmul(inputs["x"], weights, inputs.get("bias"), a_ragged_metadata=experts, c=output, **options)
+
+
+def run_gather(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """The first product."""
+    from triton_kernels.matmul import FnSpecs, FusedActivation
+
+    options: dict[str, Any] = {"gather_indx": inputs["row_tokens"]}
+    if "limit" in inputs:
+        from triton_kernels.swiglu import swiglu_fn
+
+        swiglu = FnSpecs("swiglu", swiglu_fn, ("alpha", "limit"), reduction_n=2)
+        options["fused_activation"] = FusedActivation(swiglu, (float(inputs["alpha"]), float(inputs["limit"])))
+    product(inputs, outputs["output"], **options)
+    return outputs
+
+
+def run_scatter(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """The second product, and the sums of the rows of each token."""
+    positions = inputs["positions"]
+    rows = inputs["x"].new_full((positions.numel(), definition.const_axes["n"]), torch.nan)
+    product(inputs, rows, scatter_indx=positions.flatten().argsort().int(), gammas=inputs["gammas"])
+    torch.sum(rows.view(*positions.shape, -1), dim=1, out=outputs["output"])
+    return outputs
+
+
+def rounded_rows(policy: ErrorBound) -> ErrorBound:
+    """A policy that allows for one rounding to bf16 of each row before rows are summed."""
+
+    def bound(expected: Expected) -> torch.Tensor:
+        return policy.bound(expected) + expected.parts["rows"] * (BFLOAT16 * (1 + 2**-7))
+
+    return ErrorBound(bound, f"{policy.reason}; each row is rounded to bf16 before the sum, u = 2^-8")
+
+
+def kernel(gather: bool, policy: ErrorBound) -> Kernel:
+    """The kernel of one of the families."""
+    limits = {"num_rows": (1, 1 << 30), "num_tokens": (1, 1 << 30)}
+    run = run_gather if gather else run_scatter
+    return Kernel("triton_kernels.matmul.matmul", run, limits=limits, compare={"output": policy})
+
+
 #: (definition, inputs) -> expected outputs.
 Oracle = Callable[[Definition, Inputs], dict[str, Expected]]
 TWIN = {"num_experts": 5, "n": 24, "k": 80}
@@ -283,7 +377,7 @@ def family(name: str, oracle: Oracle, policy: ErrorBound, more: Mapping[str, int
         make_inputs=make_inputs,
         oracle=oracle,
         compare={"output": policy},
-        kernels=(kernels.kernel(gather, policy if gather else kernels.rounded_rows(policy)),),
+        kernels=(kernel(gather, policy if gather else rounded_rows(policy)),),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from flashinfer_trace.families.moe.experts import BF16, FP8_BLOCKS, expert_outputs
-from flashinfer_trace.families.quantised import chosen_by_rank, ranks
+from flashinfer_trace.families.quantized import chosen_by_rank, ranks
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs
 from flashinfer_trace.verdict.compare import Expected

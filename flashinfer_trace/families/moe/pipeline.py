@@ -88,7 +88,7 @@ def activated(up_gate: torch.Tensor) -> torch.Tensor:
 
 
 def fp8_products(inputs: Inputs, order: Order) -> torch.Tensor:
-    """Both products by sgl_kernel.fp8_blockwise_scaled_grouped_mm; the activation is quantised between them."""
+    """Both products by sgl_kernel.fp8_blockwise_scaled_grouped_mm; the activation is quantized between them."""
     import sgl_kernel
 
     hidden, rows = inputs["hidden_states"], len(order.to_expert)

@@ -15,7 +15,7 @@ import torch
 from flashinfer_trace.families.gemm import positive_product
 from flashinfer_trace.families.moe.experts import TRUNCATION_VARIANCE
 from flashinfer_trace.families.moe.kernels import GAIN_CONFIDENCE
-from flashinfer_trace.families.quantised import blocks_of, float_variance
+from flashinfer_trace.families.quantized import blocks_of, float_variance
 from flashinfer_trace.verdict.compare import (
     CONFIDENCE,
     ErrorBound,
@@ -135,7 +135,7 @@ PRODUCT = ErrorBound(
     float32_error,
     "one bf16 rounding, u = 2^-8, of a float32 sum: (8 sqrt(k) + 6) 2^-24 of the terms; exact for small integers",
 )
-QUANTISED = ErrorBound(
+QUANTIZED = ErrorBound(
     float32_error,
     "one bf16 rounding, u = 2^-8, of a float32 sum: (8 sqrt(k) + 6) 2^-24 of the terms; half the distance of codes for "
     "activations halfway between two",

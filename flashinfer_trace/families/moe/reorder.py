@@ -1,13 +1,15 @@
 """The end of a mixture of experts: weighted sums of rows that lie sorted by expert.
 
-SGLang's Triton kernel (0.5.11, srt/layers/moe/ep_moe/kernels.py) rounds weights, products and every partial sum to
-bf16. It skips ids that are not positive, so that it leaves out expert 0 as well: its cases do not choose that expert.
+SGLang's kernel behind DeepGEMM adds in float32. Those behind CUTLASS, and before SGLang 0.5.23 behind DeepGEMM as well,
+round weights, products and every partial sum to bf16. The last of these (0.5.11, srt/layers/moe/ep_moe/kernels.py)
+skips ids that are not positive, so it leaves out expert 0 as well: its cases do not choose that expert.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -29,7 +31,7 @@ from flashinfer_trace.verdict.compare import (
 
 __all__ = ["FAMILIES"]
 
-MODULE = "sglang.srt.layers.moe.ep_moe.kernels"
+MODULE = "sglang.kernels.ops.moe.ep_moe_kernels"
 BFLOAT16 = unit_roundoff(torch.bfloat16)
 #: Which of a token's experts are on this rank: all, any number of them, or none for every other token.
 CHOICES = ("all", "any", "some")
@@ -134,23 +136,46 @@ STEPWISE = ErrorBound(
 )
 
 
-def run_triton(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    """As SGLang launches it."""
-    from sglang.srt.layers.moe.ep_moe.kernels import post_reorder_triton_kernel
+def arguments(definition: Definition, inputs: Inputs, outputs: Outputs, places: torch.Tensor) -> tuple[Any, ...]:
+    """What every kernel takes first."""
+    tensors = (inputs["hidden_states"], outputs["output"], places.flatten(), inputs["topk_ids"], inputs["topk_weights"])
+    return (*tensors, definition.const_axes["top_k"])
 
-    axes, places = definition.const_axes, inputs["src2dst"]
-    post_reorder_triton_kernel[(len(places),)](
-        inputs["hidden_states"],
-        outputs["output"],
-        places.flatten(),
-        inputs["topk_ids"],
-        inputs["topk_weights"],
-        axes["top_k"],
-        axes["hidden_size"],
-        BLOCK_SIZE=512,
-    )
+
+def places_here(inputs: Inputs) -> torch.Tensor:
+    """Places, and -1 for experts of other ranks, as the kernels that SGLang calls before these write them."""
+    places: torch.Tensor = inputs["src2dst"]
+    return places.masked_fill(inputs["topk_ids"] < 0, -1)
+
+
+def run_deep_gemm(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    from sglang.kernels.ops.moe.ep_moe_kernels import post_reorder_deepgemm
+
+    places, size = places_here(inputs), definition.const_axes["hidden_size"]
+    post_reorder_deepgemm(*arguments(definition, inputs, outputs, places), len(places), size, 1.0)
     return outputs
 
+
+def run_deepep(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """As SGLang launches it, without a factor for the sum: a program for each token."""
+    from sglang.kernels.ops.moe.ep_moe_kernels import deepep_post_reorder_triton_kernel
+
+    places, size = places_here(inputs), definition.const_axes["hidden_size"]
+    given = arguments(definition, inputs, outputs, places)
+    deepep_post_reorder_triton_kernel[(len(places),)](*given, size, 1.0, BLOCK_SIZE=512)
+    return outputs
+
+
+def run_triton(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """As SGLang 0.5.11 launched it."""
+    from sglang.srt.layers.moe.ep_moe.kernels import post_reorder_triton_kernel
+
+    places, size = inputs["src2dst"], definition.const_axes["hidden_size"]
+    post_reorder_triton_kernel[(len(places),)](*arguments(definition, inputs, outputs, places), size, BLOCK_SIZE=512)
+    return outputs
+
+
+LAUNCHED: dict[str, Any] = {"limits": LAUNCHABLE, "compare": {"output": STEPWISE}}
 
 FAMILIES = (
     Family(
@@ -162,12 +187,13 @@ FAMILIES = (
         oracle=oracle,
         compare={"output": SUM},
         kernels=(
+            Kernel(f"{MODULE}.post_reorder_deepgemm", run_deep_gemm, limits=LAUNCHABLE),
+            Kernel(f"{MODULE}.deepep_post_reorder_triton_kernel", run_deepep, **LAUNCHED),
             Kernel(
-                f"{MODULE}.post_reorder_triton_kernel",
+                "sglang.srt.layers.moe.ep_moe.kernels.post_reorder_triton_kernel",
                 run_triton,
-                limits=LAUNCHABLE,
                 plan_options=ReorderOptions(first_expert=False),
-                compare={"output": STEPWISE},
+                **LAUNCHED,
             ),
         ),
         faults=(

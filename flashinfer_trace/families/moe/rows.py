@@ -23,7 +23,7 @@ MAPS = ("random", "repeated", "reversed")
 FUSED_MOE = "sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe"
 #: With more tokens SGLang calls sgl_kernel.moe_sum_reduce.
 MOST_TORCH_TOKENS = 32
-TRITON_MODULE = "sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe_triton_kernels"
+TRITON_MODULE = "sglang.kernels.ops.moe.fused_moe_triton_kernels"
 
 
 def drawn_rows(shape: list[int], kind: str, draws: Draws) -> torch.Tensor:
@@ -121,7 +121,7 @@ def run_sum_reduce(definition: Definition, inputs: Inputs, outputs: Outputs) -> 
 
 
 def run_triton_sum_reduce(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    from sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe_triton_kernels import moe_sum_reduce_triton
+    from sglang.kernels.ops.moe.fused_moe_triton_kernels import moe_sum_reduce_triton
 
     moe_sum_reduce_triton(inputs["hidden_states"], outputs["output"], float(inputs["routed_scaling_factor"]))
     return outputs

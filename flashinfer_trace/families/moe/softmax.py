@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 from hypothesis import strategies as st
 
 from flashinfer_trace.families.moe import softmax_kernels as kernels
 from flashinfer_trace.families.moe.inputs import (
-    EXPERT_FAULTS,
     FEW_TOKENS,
-    FP8_UNSEEN,
+    FP8_TWIN,
     ROUTINGS,
     SPARE_ROWS,
+    TWIN,
     VALUES,
     clear_rows,
+    experts_family,
     fp8_experts,
     hidden_values,
     ranks_of,
     tied_logits,
 )
-from flashinfer_trace.families.moe.kernels import REFERENCE
 from flashinfer_trace.families.moe.oracle import bf16_softmax_oracle, fp8_softmax_oracle, topk_softmax_oracle
 from flashinfer_trace.format.definition import Definition
-from flashinfer_trace.harness.family import Family, Inputs, Kernel, Plan, PlanRequest
+from flashinfer_trace.harness.family import Family, Inputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.plans import FLAG, Count, Drawn, RowPlans
-from flashinfer_trace.verdict.compare import Expected
 
 #: For the router alone. ``peaked``: a token's weights span many orders of magnitude; ``equal``: all logits are equal.
 LOGITS = ("random", "peaked", "ties", "one_expert", "equal")
@@ -184,40 +183,6 @@ def bf16_experts(definition: Definition, hidden: torch.Tensor, draws: Draws) -> 
     }
 
 
-#: Four ranks of eight experts, so that all 8 choices may be on one rank or on the others. Large enough that a scale
-#: that is one per cent off shows above the roundings of every kernel.
-TWIN = {
-    "num_experts": 32,
-    "num_local_experts": 8,
-    "hidden_size": 512,
-    "intermediate_size": 384,
-    "gemm1_out_size": 768,
-}
-FP8_TWIN = {**TWIN, "num_hidden_blocks": 4, "num_intermediate_blocks": 3, "num_gemm1_out_blocks": 6}
-
-
-def experts_family(
-    name: str,
-    twin: Mapping[str, int],
-    draw_experts: Callable[[Definition, torch.Tensor, Draws], Inputs],
-    oracle: Callable[[Definition, Inputs], dict[str, Expected]],
-    kernels: tuple[Kernel, ...],
-) -> Family:
-    """The record of one format of the experts."""
-    return Family(
-        name=name,
-        op_type="moe",
-        twin=twin,
-        plan=PLAN,
-        make_inputs=expert_inputs(draw_experts),
-        oracle=oracle,
-        compare={"output": REFERENCE},
-        kernels=kernels,
-        faults=EXPERT_FAULTS,
-        unseen=FP8_UNSEEN if "fp8" in name else {},
-    )
-
-
 FAMILIES = (
     Family(
         name="moe_topk_softmax",
@@ -229,8 +194,15 @@ FAMILIES = (
         compare={"topk_weights": kernels.TOPK_WEIGHTS_REFERENCE, "topk_ids": kernels.TOPK_IDS},
         kernels=kernels.TOPK_SOFTMAX,
     ),
-    experts_family("moe_bf16_softmax_routing", TWIN, bf16_experts, bf16_softmax_oracle, kernels.BF16_KERNELS),
     experts_family(
-        "moe_fp8_block_scale_softmax_routing", FP8_TWIN, fp8_experts, fp8_softmax_oracle, kernels.FP8_KERNELS
+        "moe_bf16_softmax_routing", TWIN, PLAN, expert_inputs(bf16_experts), bf16_softmax_oracle, kernels.BF16_KERNELS
+    ),
+    experts_family(
+        "moe_fp8_block_scale_softmax_routing",
+        FP8_TWIN,
+        PLAN,
+        expert_inputs(fp8_experts),
+        fp8_softmax_oracle,
+        kernels.FP8_KERNELS,
     ),
 )

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 import torch
 
 from flashinfer_trace.families.moe.kernels import (
+    BLACKWELL,
     HOPPER,
     LAUNCHABLE,
+    TRTLLM_FP8,
     TRUNCATION_GAIN,
-    blackwell_kernel,
     bound,
-    hopper_pipeline,
+    experts_kernel,
     trtllm_gen,
 )
 from flashinfer_trace.families.moe.pipeline import bf16_products, fp8_products, run_experts
@@ -118,6 +119,15 @@ def run_bf16_pipeline(definition: Definition, inputs: Inputs, outputs: Outputs) 
     return run_experts(definition, inputs, outputs, *chosen_by_kernel(definition, inputs), bf16_products)
 
 
+@functools.cache
+def publish_settings() -> None:
+    """Gives this process SGLang's default settings, once: its functions ask a running server for them."""
+    from sglang.srt.runtime_context import get_context, get_parallel
+
+    get_context().override_server_args().install()
+    get_parallel().override_permanently(tp_group=None)
+
+
 def fused_experts(definition: Definition, inputs: Inputs, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """The weighted sum of the local experts among the chosen ones: weights float32 and ids int32, [tokens, top_k].
 
@@ -125,14 +135,11 @@ def fused_experts(definition: Definition, inputs: Inputs, weights: torch.Tensor,
     where the Definitions have [up, gate], as flashinfer's kernels take it: the halves are exchanged before the call.
     Experts of other ranks have the id -1, and rows of theirs are left out.
     """
-    from sglang.srt import server_args
     from sglang.srt.layers.moe.moe_runner import MoeRunnerConfig
     from sglang.srt.layers.moe.moe_runner.triton_utils import fused_moe
     from sglang.srt.layers.moe.topk import StandardTopKOutput
 
-    # The functions ask a running server for these two settings.
-    settings = SimpleNamespace(enable_deterministic_inference=False, enable_fused_moe_sum_all_reduce=False)
-    server_args.set_global_server_args_for_scheduler(settings)
+    publish_settings()
     axes, first = definition.const_axes, inputs["gemm1_weights"]
     local = ids - int(inputs["local_expert_offset"])
     local = torch.where((local >= 0) & (local < axes["num_local_experts"]), local, -1).to(torch.int32)
@@ -196,27 +203,21 @@ TOPK_SOFTMAX = (
     ),
 )
 BF16_KERNELS = (
-    hopper_pipeline(
+    experts_kernel(
         "torch.nn.functional.grouped_mm",
         run_bf16_pipeline,
-        "pipeline with sgl_kernel: topk_softmax, prepare_moe_input, shuffle_rows, silu_and_mul, shuffle_mul_sum",
         BF16_HOPPER,
+        "pipeline with sgl_kernel: topk_softmax, prepare_moe_input, shuffle_rows, silu_and_mul, shuffle_mul_sum",
     ),
-    Kernel(
-        f"{FUSED_EXPERTS}.fused_experts",
-        run_triton_experts,
-        variant="with sgl_kernel: topk_softmax",
-        limits=LAUNCHABLE,
-        # It rounds where the pipeline does: both products, and silu * up; the weight is applied before.
-        compare={"output": BF16_HOPPER},
-    ),
+    # It rounds where the pipeline does: both products, and silu * up; the weight is applied before.
+    experts_kernel(f"{FUSED_EXPERTS}.fused_experts", run_triton_experts, BF16_HOPPER, "with sgl_kernel: topk_softmax"),
 )
 FP8_KERNELS = (
-    hopper_pipeline(
+    experts_kernel(
         "sgl_kernel.fp8_blockwise_scaled_grouped_mm",
         run_fp8_pipeline,
-        "pipeline: topk_softmax, prepare_moe_input, shuffle_rows, silu_and_mul, group_quant, shuffle_mul_sum",
         FP8_HOPPER,
+        "pipeline: topk_softmax, prepare_moe_input, shuffle_rows, silu_and_mul, group_quant, shuffle_mul_sum",
     ),
-    blackwell_kernel(run_fp8_trtllm_gen),
+    experts_kernel(TRTLLM_FP8, run_fp8_trtllm_gen, BLACKWELL),
 )

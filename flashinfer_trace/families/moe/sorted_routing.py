@@ -9,7 +9,7 @@ import torch
 from flashinfer_trace.families.moe import softmax
 from flashinfer_trace.families.moe.kernels import LAUNCHABLE
 from flashinfer_trace.families.moe.softmax_kernels import topk_weights_bound
-from flashinfer_trace.families.quantised import ranks
+from flashinfer_trace.families.quantized import ranks
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
 from flashinfer_trace.harness.inputs import Draws
@@ -17,7 +17,6 @@ from flashinfer_trace.verdict.compare import ErrorBound, Exact, Expected, roundi
 
 __all__ = ["FAMILIES"]
 
-MODULE = "triton_kernels.routing"
 GAMMAS = ErrorBound(
     lambda expected: topk_weights_bound(expected) + rounding_error(expected.value, torch.bfloat16) * (1 + 2**-8),
     "one bf16 rounding, u = 2^-8, of a float32 softmax over the chosen logits: 2^-24 (2 (max - l) + 8 sqrt(top_k) + "
@@ -59,15 +58,23 @@ def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
 
 
 def run_routing(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    """As SGLang calls it for a model that normalises the weights of the chosen experts."""
-    from triton_kernels.routing import routing
+    """As SGLang calls it for a model that normalizes the weights of the chosen experts.
 
-    data, gather, scatter = routing(inputs["routing_logits"], definition.const_axes["top_k"], sm_first=False)
+    The kernel lists the choices of a token best first (up to sglang-kernel 0.4.2, by expert), and numbers pairs and
+    rows so. The numbers are translated; rows are the same, because they are sorted by expert and by token.
+    """
+    from triton_kernels.topk import topk
+
+    top_k = definition.const_axes["top_k"]
+    found = topk(inputs["routing_logits"], top_k, apply_softmax=True)
+    order, metadata = found.indx.argsort(dim=1), found.mask_metadata
+    pairs = metadata.col_sorted_indx
+    choice = order.argsort(dim=1).flatten()[pairs]
     return {
-        "gammas": data.gate_scal,
-        "expert_counts": data.expt_hist,
-        "row_pairs": gather.src_indx,
-        "positions": scatter.src_indx.view(outputs["positions"].shape),
+        "gammas": found.vals.flatten()[pairs],
+        "expert_counts": metadata.col_sum,
+        "row_pairs": (pairs // top_k * top_k + choice).to(torch.int32),
+        "positions": metadata.row_sorted_indx.view(order.shape).gather(1, order),
     }
 
 
@@ -86,6 +93,6 @@ FAMILIES = (
             "row_pairs": Exact("pairs of an expert are in ascending order"),
             "positions": Exact("rows are numbered in the order of experts, and of pairs"),
         },
-        kernels=(Kernel(f"{MODULE}.routing", run_routing, limits=LAUNCHABLE),),
+        kernels=(Kernel("triton_kernels.topk.topk", run_routing, limits=LAUNCHABLE),),
     ),
 )

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 from hypothesis import strategies as st
 
-from flashinfer_trace.families.moe import sorting_kernels as kernels
 from flashinfer_trace.families.moe.inputs import drawn_ids
+from flashinfer_trace.families.moe.kernels import LAUNCHABLE
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest, Relation
 from flashinfer_trace.harness.inputs import Draws, sizes
 from flashinfer_trace.harness.plans import Count, RowPlans
 from flashinfer_trace.verdict.compare import Exact, Expected, Policy
-from flashinfer_trace.verdict.unordered import UNSPECIFIED
+from flashinfer_trace.verdict.unordered import UNSPECIFIED, Multiset
 
 #: How tokens choose: ``few`` choose among a few experts, which get many rows; with ``elsewhere``, about half of the
 #: choices are on other ranks; ``one_expert``: all first choices are the same, and the others are on other ranks.
@@ -164,6 +165,99 @@ def permutations_agree(definition: Definition, inputs: Inputs, outputs: Outputs)
     return [f"input_permutation has other tokens in the rows of {int(wrong.sum())} pairs"] if wrong.any() else []
 
 
+# The kernels
+
+
+@dataclass(frozen=True)
+class ListOptions:
+    """What a kernel takes, where nothing behind its outputs may change.
+
+    Attributes:
+        multiple: of which number the length of its list must be a multiple. Plans draw any length, because PyTorch's
+            allocator rounds the memory of an output up.
+    """
+
+    multiple: int = 1
+
+
+ATOMICS = Multiset(
+    "each expert has its pairs; atomics decide their order, and nothing is written where there is no pair"
+)
+
+
+def run_align(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """As SGLang's wrapper calls it: one expert more, for id -1, and padding written to the end."""
+    import sgl_kernel
+
+    axes, ids = definition.const_axes, inputs["topk_ids"]
+    sgl_kernel.moe_align_block_size(
+        ids,
+        axes["num_experts"] + 1,
+        axes["block_size"],
+        outputs["sorted_token_ids"],
+        outputs["expert_ids"],
+        outputs["num_tokens_post_pad"],
+        torch.empty(axes["num_experts"] + 2, dtype=torch.int32, device=ids.device),
+        True,
+    )
+    return outputs
+
+
+def run_prepare(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    import sgl_kernel
+
+    axes = definition.const_axes
+    sgl_kernel.prepare_moe_input(
+        inputs["topk_ids"],
+        outputs["expert_offsets"],
+        outputs["problem_sizes1"],
+        outputs["problem_sizes2"],
+        outputs["input_permutation"],
+        outputs["output_permutation"],
+        axes["num_experts"],
+        axes["intermediate_size"],
+        axes["hidden_size"],
+        outputs["blockscale_offsets"],
+    )
+    return outputs
+
+
+def run_w4a8_sizes(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """The permutations are arguments that the kernel does not write."""
+    import sgl_kernel
+
+    axes, ids = definition.const_axes, inputs["topk_ids"]
+    unused = torch.empty(ids.numel(), dtype=torch.int32, device=ids.device)
+    sgl_kernel.get_cutlass_w4a8_moe_mm_data(
+        ids,
+        outputs["expert_offsets"],
+        outputs["problem_sizes1"],
+        outputs["problem_sizes2"],
+        unused,
+        unused.clone(),
+        axes["num_experts"],
+        axes["intermediate_size"],
+        axes["hidden_size"],
+    )
+    return outputs
+
+
+ALIGN = Kernel(
+    "sgl_kernel.moe_align_block_size",
+    run_align,
+    limits=LAUNCHABLE,
+    plan_options=ListOptions(multiple=4),
+    compare={"sorted_token_ids": ATOMICS, "expert_ids": ATOMICS},
+)
+PREPARE = Kernel(
+    "sgl_kernel.prepare_moe_input",
+    run_prepare,
+    limits=LAUNCHABLE,
+    compare={"input_permutation": ATOMICS, "output_permutation": ATOMICS},
+)
+W4A8_SIZES = Kernel("sgl_kernel.get_cutlass_w4a8_moe_mm_data", run_w4a8_sizes, limits=LAUNCHABLE)
+
+
 TWIN = {"num_experts": 5, "top_k": 3}
 SIZES_TWIN = {**TWIN, "num_offsets": 6, "hidden_size": 48, "intermediate_size": 20}
 
@@ -200,7 +294,7 @@ FAMILIES = (
         align_oracle,
         {"sorted_token_ids": ASCENDING, "expert_ids": ASCENDING, "num_tokens_post_pad": Exact("a count")},
         (blocks_agree,),
-        kernels.ALIGN,
+        ALIGN,
     ),
     family(
         "moe_prepare_input",
@@ -213,7 +307,7 @@ FAMILIES = (
             "blockscale_offsets": Exact("counts"),
         },
         (permutations_agree,),
-        kernels.PREPARE,
+        PREPARE,
     ),
-    family("moe_w4a8_problem_sizes", SIZES_TWIN, sizes_oracle, SIZES, (), kernels.W4A8_SIZES, inputs_with_both_ids),
+    family("moe_w4a8_problem_sizes", SIZES_TWIN, sizes_oracle, SIZES, (), W4A8_SIZES, inputs_with_both_ids),
 )

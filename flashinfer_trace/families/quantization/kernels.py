@@ -15,7 +15,8 @@ LAUNCHABLE = {"num_tokens": (1, 1 << 20)}
 FP8 = (-448.0, 448.0)
 INT8 = (-128.0, 127.0)
 SGLANG_FP8 = "sglang.srt.layers.quantization.fp8_kernel"
-SGLANG_INT8 = "sglang.srt.layers.quantization.int8_kernel"
+SGLANG = "sglang.kernels.ops.quantization"
+SGLANG_INT8 = f"{SGLANG}.int8_kernel"
 
 
 def run_per_token(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
@@ -58,14 +59,36 @@ def run_group_ue8m0(definition: Definition, inputs: Inputs, outputs: Outputs) ->
     import sgl_kernel
 
     x, codes = inputs["x"], outputs["codes"]
-    rows, words = outputs["scales"].shape
-    poison = torch.iinfo(torch.int32).min
-    scales = torch.full((words, -(-rows // 4) * 4), poison, dtype=torch.int32, device=x.device).t()[:rows]
+    scales = aligned_words(outputs["scales"])
     group = definition.const_axes["group_size"]
     sgl_kernel.sgl_per_token_group_quant_8bit(
         x, codes, scales, group, SMALLEST_MAXIMUM, *FP8, scale_ue8m0=True, enable_v2=True
     )
     return {"codes": codes, "scales": scales}
+
+
+def run_group_of_sglang(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """SGLang's own quantizer since 0.5.23: words of exponents in the layout of `run_group_ue8m0`, scales by rows."""
+    from sglang.kernels.ops.quantization.per_token_group_quant import per_token_group_quant
+
+    words = outputs["scales"].dtype == torch.int32
+    scales = aligned_words(outputs["scales"]) if words else outputs["scales"]
+    per_token_group_quant(inputs["x"], outputs["codes"], scales, definition.const_axes["group_size"], scale_ue8m0=words)
+    return {"codes": outputs["codes"], "scales": scales}
+
+
+def run_per_token_of_sglang(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    from sglang.kernels.ops.quantization.per_token_quant_fp8 import per_token_quant_fp8
+
+    per_token_quant_fp8(inputs["x"], outputs["codes"], outputs["scales"])
+    return outputs
+
+
+def aligned_words(scales: torch.Tensor) -> torch.Tensor:
+    """int32 of the shape of `scales`, poisoned, a column of words at a time, in multiples of 16 bytes."""
+    rows, words = scales.shape
+    poison = torch.iinfo(torch.int32).min
+    return torch.full((words, -(-rows // 4) * 4), poison, dtype=torch.int32, device=scales.device).t()[:rows]
 
 
 def run_group_jit(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
@@ -88,10 +111,17 @@ def run_group_triton_fp8(definition: Definition, inputs: Inputs, outputs: Output
 
 
 def run_group_triton_int8(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    from sglang.srt.layers.quantization.int8_kernel import per_token_group_quant_int8
+    from sglang.kernels.ops.quantization.int8_kernel import per_token_group_quant_int8
 
     codes, scales = per_token_group_quant_int8(inputs["x"], definition.const_axes["group_size"], SMALLEST_MAXIMUM)
     return {"codes": codes, "scales": scales}
+
+
+def run_per_token_triton(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    from sglang.kernels.ops.quantization.int8_kernel import per_token_quant_int8
+
+    codes, scales = per_token_quant_int8(inputs["x"])
+    return {"codes": codes, "scales": scales.squeeze(1)}
 
 
 def group_kernel(
@@ -106,23 +136,32 @@ def sglang_kernel(module: str, function: str, call: KernelCall) -> Kernel:
     return Kernel(f"{module}.{function}", call, limits=LAUNCHABLE)
 
 
-# A token of zeros gets codes of 448 from sgl_per_token_quant_fp8 (docs/kernel_findings.md): it is given none.
-PER_TOKEN_FP8 = (
-    Kernel("sgl_kernel.sgl_per_token_quant_fp8", run_per_token, limits=LAUNCHABLE, plan_options=Rows(zeros=False)),
+GROUP = sglang_kernel(f"{SGLANG}.per_token_group_quant", "per_token_group_quant", run_group_of_sglang)
+# A token of zeros gets codes of 448 from both (docs/kernel_findings.md): they are given none.
+PER_TOKEN_FP8 = tuple(
+    Kernel(path, call, limits=LAUNCHABLE, plan_options=Rows(zeros=False))
+    for path, call in (
+        ("sgl_kernel.sgl_per_token_quant_fp8", run_per_token),
+        (f"{SGLANG}.per_token_quant_fp8.per_token_quant_fp8", run_per_token_of_sglang),
+    )
 )
+PER_TOKEN_INT8 = (sglang_kernel(SGLANG_INT8, "per_token_quant_int8", run_per_token_triton),)
 GROUP_FP8 = (
     group_kernel("sgl_per_token_group_quant_fp8", FP8),
     group_kernel("sgl_per_token_group_quant_fp8", FP8, "v1", enable_v2=False),
     group_kernel("sgl_per_token_group_quant_8bit", FP8, "column-major scales", column_major=True),
     sglang_kernel("sglang.jit_kernel.per_token_group_quant_8bit", "per_token_group_quant_8bit", run_group_jit),
     sglang_kernel(SGLANG_FP8, "per_token_group_quant_8bit", run_group_triton_fp8),
+    GROUP,
 )
 GROUP_UE8M0 = (
     Kernel("sgl_kernel.sgl_per_token_group_quant_8bit", run_group_ue8m0, variant="ue8m0", limits=LAUNCHABLE),
+    GROUP,
 )
 GROUP_INT8 = (
     group_kernel("sgl_per_token_group_quant_int8", INT8),
     group_kernel("sgl_per_token_group_quant_int8", INT8, "v1", enable_v2=False),
     group_kernel("sgl_per_token_group_quant_8bit", INT8),
     sglang_kernel(SGLANG_INT8, "per_token_group_quant_int8", run_group_triton_int8),
+    GROUP,
 )

@@ -1,6 +1,6 @@
 """SwiGLU's activation and the quantisation after it as one step, as grouped products of experts take it.
 
-SGLang's Triton kernel (0.5.11, srt/layers/moe/ep_moe/kernels.py) rounds silu(gate), and its product with up, to bf16.
+SGLang's Triton kernel (0.5.23, kernels/ops/moe/ep_moe_kernels.py) rounds silu(gate), and its product with up, to bf16.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from flashinfer_trace.verdict.intervals import Interval
 
 __all__ = ["FAMILIES"]
 
-MODULE = "sglang.srt.layers.moe.ep_moe.kernels"
+MODULE = "sglang.kernels.ops.moe.ep_moe_kernels"
 #: Relative error of y in float32: exp within 2 ulp (4 of these), its sum with 1, a quotient of 2 ulp, two products.
 ACTIVATION_ERROR = 12 * unit_roundoff(torch.float32)
 #: That of y in the kernel, which rounds silu(gate) and y to bf16 besides.
@@ -61,7 +61,7 @@ def scales(error: float, reason: str) -> ErrorBound:
 
 def run_masked(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     """Rows are dealt to experts of different numbers of rows, in memory for the largest, whose other rows are NaN."""
-    from sglang.srt.layers.moe.ep_moe.kernels import silu_and_mul_masked_post_quant_fwd
+    from sglang.kernels.ops.moe.ep_moe_kernels import silu_and_mul_masked_post_quant_fwd
 
     axes, gate_up = definition.const_axes, inputs["gate_up"]
     rows = torch.arange(len(gate_up), device=gate_up.device)

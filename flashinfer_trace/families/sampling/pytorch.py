@@ -5,9 +5,10 @@ probable tokens it keeps the first ones only, in an order that torch.sort choose
 an error. With a seed for each request, it draws by the largest of log p plus Gumbel noise, which a hash of the seed,
 the position and the token makes; without, torch.multinomial draws from CUDA's global generator.
 
-From its source (SGLang 0.5.11, srt/layers/sampler.py): where the hash is 2^32 - 1 the noise is infinite, and for a
-token that was dropped, whose log p is minus infinity, the sum is NaN, which torch.argmax takes for the largest. So one
-draw in 2^32 / vocab_size returns a token that was dropped. The adapter passes seeds for which no hash is 2^32 - 1.
+From its source (SGLang 0.5.11 and 0.5.23, srt/layers/sampler.py): where the hash is 2^32 - 1 the noise is infinite, and
+for a token that was dropped, whose log p is minus infinity, the sum is NaN, which torch.argmax takes for the largest.
+So one draw in 2^32 / vocab_size returns a token that was dropped. The adapter passes seeds for which no hash is 2^32 -
+1.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def draw(seeds: bool, definition: Definition, inputs: Inputs, seed: int) -> Outp
 
 def harmless_seeds(seed: int, positions: torch.Tensor, vocab_size: int) -> torch.Tensor:
     """The same seed for each position: the first from `seed` on that gives no token the largest hash."""
-    from sglang.srt.layers.utils.hash import murmur_hash32
+    from sglang.kernels.ops.sampling.murmur_hash import murmur_hash32
 
     tokens = torch.arange(vocab_size, device=positions.device)
     while True:

@@ -83,7 +83,8 @@ def kernel_bound(expected: Expected) -> torch.Tensor:
     """Float32: scaled logits, their difference from the maximum, __expf, a rescaled sum, a reciprocal and a product.
 
     A scaled logit has two roundings and the reciprocal of the temperature one, so each is off by 3 u of its size, the
-    largest too: a fused multiply-add subtracts its rounded value from a product that is not rounded.
+    largest too: in FlashInfer 0.6.12 a fused multiply-add subtracts its rounded value from a product that is not
+    rounded. 0.7.2 rounds every product (`__fmul_rn`), which the bound covers: there the largest cancels itself.
     __expf is within 2 + 1.173 |x| ulp (CUDA C++ Programming Guide, "Intrinsic Functions"), an ulp being at most 2 u. A
     term of the sum is multiplied by such exponentials again, whose exponents add up to at most its own. Near a
     temperature of 0 an exponent may be off by more than 1, hence expm1: at 1e-6, logits of 8 are off by 3.

@@ -15,7 +15,7 @@ from flashinfer_trace.verdict.compare import ErrorBound, Expected, rounding_erro
 __all__ = ["FAMILIES"]
 
 U = unit_roundoff(torch.float32)
-MODULE = "sglang.jit_kernel.hadamard"
+MODULE = "sglang.kernels.ops.quantization.hadamard"
 #: ``one_hot``: a row with one feature that is not 0 shows a row of the matrix.
 KINDS = (*VALUE_KINDS, "one_hot")
 #: -1 stands for the scale that SGLang uses, the reciprocal of the root of the order.
@@ -72,7 +72,7 @@ TRANSFORMED = ErrorBound(
 
 
 def run_jit(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    from sglang.jit_kernel.hadamard import hadamard_transform
+    from sglang.kernels.ops.quantization.hadamard import hadamard_transform
 
     return {"output": hadamard_transform(inputs["x"], inputs["scale"])}
 

@@ -24,6 +24,8 @@ __all__ = ["FAMILIES"]
 VALUES = {"normal": 100.0, "positive": 100.0, "small": 0.25, "integers": 0.0}
 #: Keys of a token: those before it, those of its own sequence, any, or none for every other token.
 RANGES = ("causal", "ragged", "any", "some")
+#: Tokens of a page, as SGLang's cache of the indexer has it.
+PAGE = 64
 #: Keys of a corner: not a multiple of any block, and beyond 4096.
 MANY_KEYS = 5003
 
@@ -139,9 +141,39 @@ def run_deep_gemm(definition: Definition, inputs: Inputs, outputs: Outputs) -> O
     ends = inputs["k_start"], inputs["k_end"]
     keys = (inputs["k"], inputs["k_scale"])
     logits = deep_gemm.fp8_mqa_logits(inputs["q"], keys, inputs["weights"], *ends, clean_logits=False)
+    return {"logits": only_seen(inputs, logits)}
+
+
+def only_seen(inputs: Inputs, logits: torch.Tensor) -> torch.Tensor:
+    """Logits [num_tokens, num_keys], and -inf for keys that a token does not see."""
     key = torch.arange(logits.shape[1], device=logits.device)
-    seen = (key >= ends[0][:, None]) & (key < ends[1][:, None])
-    return {"logits": torch.where(seen, logits, -torch.inf)}
+    seen = (key >= inputs["k_start"][:, None]) & (key < inputs["k_end"][:, None])
+    return torch.where(seen, logits, -torch.inf)
+
+
+def paged(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """uint8 [pages, PAGE, 1, dim + 4]: the codes of all tokens of a page, then their float32 scales."""
+    rest = -len(codes) % PAGE
+    data = torch.nn.functional.pad(codes.view(torch.uint8), (0, 0, 0, rest)).view(-1, PAGE * codes.shape[1])
+    factors = torch.nn.functional.pad(scales, (0, rest)).view(-1, PAGE).view(torch.uint8)
+    return torch.cat((data, factors), dim=1).view(-1, PAGE, 1, codes.shape[1] + 4)
+
+
+def run_paged(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """As SGLang calls it for decode: every token is a request of its own, and all of them share the pages of all keys.
+
+    Each sees the keys up to its last one; those before its first are dropped afterwards.
+    """
+    import deep_gemm
+
+    q, cache = inputs["q"], paged(inputs["k"], inputs["k_scale"])
+    lengths = inputs["k_end"].clamp_min(1).unsqueeze(1)
+    table = torch.arange(len(cache), dtype=torch.int32, device=q.device).repeat(len(q), 1)
+    schedule = deep_gemm.get_paged_mqa_logits_metadata(lengths, PAGE, deep_gemm.get_num_sms())
+    logits = deep_gemm.fp8_paged_mqa_logits(
+        q.unsqueeze(1), cache, inputs["weights"], lengths, table, schedule, len(cache) * PAGE, clean_logits=False
+    )
+    return {"logits": only_seen(inputs, logits[:, : len(inputs["k"])])}
 
 
 FAMILIES = (
@@ -157,6 +189,13 @@ FAMILIES = (
             Kernel(
                 "deep_gemm.fp8_mqa_logits",
                 run_deep_gemm,
+                limits={"num_tokens": (1, 1 << 20), "num_keys": (1, 1 << 30)},
+                compare={"logits": KERNEL},
+            ),
+            Kernel(
+                "deep_gemm.fp8_paged_mqa_logits",
+                run_paged,
+                variant="pages of 64",
                 limits={"num_tokens": (1, 1 << 20), "num_keys": (1, 1 << 30)},
                 compare={"logits": KERNEL},
             ),

@@ -143,12 +143,12 @@ def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
 
 def run_sgl(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     """The kernel writes links that exist: its caller fills the others with -1."""
-    import sgl_kernel
+    from sglang.kernels.ops.speculative.tree import build_tree_kernel_efficient
 
     axes = definition.const_axes
     for name in ("retrive_next_token", "retrive_next_sibling"):
         outputs[name].fill_(-1)
-    sgl_kernel.build_tree_kernel_efficient(
+    build_tree_kernel_efficient(
         inputs["parent_list"],
         inputs["selected_index"],
         inputs["verified_seq_len"],
@@ -196,7 +196,12 @@ FAMILIES = (
             "retrive_index": Numbers("consecutive numbers"),
         },
         kernels=(
-            Kernel("sgl_kernel.build_tree_kernel_efficient", run_sgl, limits=LAUNCHABLE, in_place=("tree_mask",)),
+            Kernel(
+                "sglang.kernels.ops.speculative.tree.build_tree_kernel_efficient",
+                run_sgl,
+                limits=LAUNCHABLE,
+                in_place=("tree_mask",),
+            ),
         ),
         faults=(with_inputs("two sequences' lengths exchanged", lambda inputs, trial: one_text_longer(inputs)),),
     ),

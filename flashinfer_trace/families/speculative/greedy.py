@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.plans import FLAG, Count, RowPlans
 from flashinfer_trace.verdict.compare import Exact, Expected
 
-__all__ = ["FAMILIES", "UNWRITTEN", "expected_path"]
+__all__ = ["FAMILIES", "expected_path", "verified"]
 
 #: Tokens from 0 on; with two, most siblings have the same token and most trees are followed far.
 VOCABULARIES = (100000, 2)
@@ -111,23 +111,22 @@ def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     return expected_path(definition, inputs["candidates"].device, accepted, tokens, len(places))
 
 
-def run_sgl(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    """Unaccepted entries are not written: the caller fills the memory with -1."""
-    import sgl_kernel
+TREES = ("candidates", "retrive_index", "retrive_next_token", "retrive_next_sibling")
 
+
+def verified(function: Callable[..., None], inputs: Inputs, outputs: Outputs, *more: Any) -> Outputs:
+    """What a kernel that walks trees writes; it leaves other entries alone, which its caller fills with -1."""
     for name in ("predicts", "accept_index"):
         outputs[name].fill_(UNWRITTEN)
-    sgl_kernel.verify_tree_greedy(
-        outputs["predicts"],
-        outputs["accept_index"],
-        outputs["accept_token_num"],
-        inputs["candidates"],
-        inputs["retrive_index"],
-        inputs["retrive_next_token"],
-        inputs["retrive_next_sibling"],
-        inputs["target_predict"],
-    )
+    written = (outputs[name] for name in ("predicts", "accept_index", "accept_token_num"))
+    function(*written, *(inputs[name] for name in TREES), *more)
     return outputs
+
+
+def run_sgl(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    from sglang.kernels.ops.speculative.tree import verify_tree_greedy
+
+    return verified(verify_tree_greedy, inputs, outputs, inputs["target_predict"])
 
 
 def first_children_only(inputs: dict[str, Any]) -> dict[str, Any]:
@@ -148,7 +147,7 @@ FAMILIES = (
         make_inputs=make_inputs,
         oracle=oracle,
         compare=COMPARE,
-        kernels=(Kernel("sgl_kernel.verify_tree_greedy", run_sgl, limits=LAUNCHABLE),),
+        kernels=(Kernel("sglang.kernels.ops.speculative.tree.verify_tree_greedy", run_sgl, limits=LAUNCHABLE),),
         faults=(with_inputs("only first children tried", lambda inputs, trial: first_children_only(inputs)),),
     ),
 )

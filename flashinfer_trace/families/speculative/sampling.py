@@ -2,8 +2,10 @@
 
 What a kernel computes in float32 decides between tokens in two places. The probabilities of tried siblings are added
 and compared with a uniform number: inputs keep that number away from each sum by much more than roundings, or make all
-sums exact. And the last token is the first whose cumulative weight exceeds a number: where that number is within the
-errors of float32 sums of an edge between two tokens, either may come out (`DRAWN`).
+sums exact and the number none of them, because releases differ where they are equal: sglang-kernel 0.4.2 accepts,
+SGLang 0.5.23 and the reference reject. Of both, only the latter is right for a number of 0: a token of probability 0 is
+never accepted, nor by a threshold of 0. And the last token is the first whose cumulative weight exceeds a number: where
+that number is within the errors of float32 sums of an edge between two tokens, either may come out (`DRAWN`).
 """
 
 from __future__ import annotations
@@ -17,10 +19,10 @@ from typing import Any
 import torch
 
 from flashinfer_trace.families.sampling import SUM
-from flashinfer_trace.families.speculative.greedy import COMPARE, LAUNCHABLE, UNWRITTEN, expected_path
+from flashinfer_trace.families.speculative.greedy import COMPARE, LAUNCHABLE, expected_path, verified
 from flashinfer_trace.families.speculative.trees import SHAPES, children_of, drawn_parents, link_inputs
 from flashinfer_trace.format.definition import Definition
-from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, ReferenceRun
 from flashinfer_trace.harness.faults import with_inputs
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.plans import FLAG, Count, RowPlans
@@ -29,7 +31,7 @@ from flashinfer_trace.verdict.intervals import Interval
 
 __all__ = ["FAMILIES"]
 
-#: ``dyadic``: multiples of 1/32 that sum to 1, with uniform numbers at the very edges: all arithmetic is exact;
+#: ``dyadic``: multiples of 1/32 that sum to 1, with uniform numbers half-way between them, or 0: arithmetic is exact;
 #: ``faint``: all but the last token have probabilities around the smallest threshold. Only corners have ``beside``:
 #: flat ones, with uniform numbers beside the sums of second and third siblings.
 VALUES = ("peaked", "flat", "dyadic", "one_hot", "faint")
@@ -38,7 +40,9 @@ FINAL = ("random", "edge")
 #: SGLang gives zeros. ``same``: where the target model's probabilities are, so that nothing remains to draw from.
 DRAFTS = ("zeros", "random", "same")
 #: (threshold_single, threshold_acc); numbers of float32.
-THRESHOLDS = ((1.0, 1.0), (0.3125, 1.0), (1.0, 0.5), (1.0, 0.0), (0.75, 0.9))
+THRESHOLDS = ((1.0, 1.0), (0.3125, 1.0), (1.0, 0.5), (1.0, 0.0), (0.75, 0.9), (0.0, 1.0), (0.0, 0.0))
+#: The first ones, which leave some candidates to reject.
+DRAWN_THRESHOLDS = 5
 UNITS = 32
 #: How many uniform numbers are drawn for each that is used.
 SPARE = 8
@@ -77,10 +81,12 @@ def usual_sequences(definition: Definition, axes: Mapping[str, int]) -> int:
 
 
 def corners() -> list[Plan]:
-    """Exact arithmetic with each pair of thresholds; trees of each shape; nothing to draw from; numbers beside sums."""
+    """Exact arithmetic with each pair of thresholds; trees of each shape; nothing to draw from; numbers beside sums;
+    candidates of which many are impossible."""
     exact = {"values": "dyadic"}
     return [
-        *({**exact, "thresholds": number, "shuffled": True} for number in range(len(THRESHOLDS) - 1)),
+        *({**exact, "thresholds": number, "shuffled": True} for number in range(4)),
+        *({**exact, "thresholds": number, "shape": "star", "likely": False} for number in (0, 3, 5, 6)),
         *({**exact, "shape": shape, "draft": "random"} for shape in SHAPES),
         {**exact, "shape": "star", "likely": False},
         *({"shape": shape, "values": "faint", "thresholds": 3, "likely": False} for shape in SHAPES),
@@ -99,7 +105,7 @@ PLAN = RowPlans(
         "shape": SHAPES,
         "values": VALUES,
         "draft": (*DRAFTS, "random", "random", "same"),
-        "thresholds": range(len(THRESHOLDS)),
+        "thresholds": range(DRAWN_THRESHOLDS),
         "final": FINAL,
         "likely": (True, True, True, False),
         "shuffled": FLAG,
@@ -172,9 +178,10 @@ def beside_edges(weights: torch.Tensor, draws: Draws) -> torch.Tensor:
 
 
 def uniform(plan: Plan, tried: torch.Tensor, parents: torch.Tensor, draws: Draws) -> torch.Tensor:
-    """The number of each node, clear of what its children compare it with; exactly there for half of dyadic ones.
+    """The number of each node, clear of what its children compare it with, except for 0, where sums may be 0 too.
 
-    Where the plan says so, it is beside what the second or third child compares it with.
+    Exact ones are half way between the possible sums. Where the plan says so, a number is beside what the second or
+    third child compares it with.
 
     Args:
         plan: says whether sums are exact.
@@ -184,10 +191,12 @@ def uniform(plan: Plan, tried: torch.Tensor, parents: torch.Tensor, draws: Draws
     """
     count, nodes = tried.shape
     if exact(plan):
-        numbers = draws.integers([count, nodes], 0, UNITS - 1).float() / UNITS
-        # Of every other tree that of the root, whose last child is accepted by no more than it must be: at 1, just so.
-        last = torch.where(parents == 0, tried, 0.0).amax(1).clamp_max(LARGEST).float()
-        numbers[::2, 0] = last[::2]
+        number = draws.integers([count, nodes], 0, UNITS - 1).float() + 0.5
+        numbers = torch.where(draws.integers([count, nodes], 0, 7) == 0, 0.0, number) / UNITS
+        # Of every other tree that of the root, whose last child is accepted by no more than it must be.
+        last = torch.where(parents == 0, tried, 0.0).amax(1)
+        below = torch.where(last >= 1, LARGEST, (last - 0.5 / UNITS).clamp_min(0)).float()
+        numbers[::2, 0] = below[::2]
         return numbers
     numbers = draws.uniform([SPARE, count, nodes])
     node = torch.arange(nodes, device=tried.device)
@@ -199,8 +208,9 @@ def uniform(plan: Plan, tried: torch.Tensor, parents: torch.Tensor, draws: Draws
 
 
 def exact(plan: Plan) -> bool:
-    """Whether float32 makes no error in sums of probabilities, and in their quotients with the threshold."""
-    return plan["values"] in ("dyadic", "one_hot") and THRESHOLDS[plan["thresholds"]][1] in (1.0, 0.5)
+    """Whether float32 makes no error in sums of probabilities and in what a number is compared with, or none that
+    could matter: divided by the smallest threshold, a sum is 0 or beyond all numbers."""
+    return plan["values"] in ("dyadic", "one_hot") and THRESHOLDS[plan["thresholds"]][1] != 0.9
 
 
 def drafted(plan: Plan, target: torch.Tensor, draws: Draws) -> torch.Tensor:
@@ -279,7 +289,7 @@ def accepted_path(definition: Definition, inputs: Inputs, tree: int) -> tuple[li
             probability = float(inputs["target_probs"][tree, node, candidates[child]])
             mass += probability
             bound = mass / max(inputs["threshold_acc"], SMALLEST_THRESHOLD)
-            if numbers[node] <= bound or probability >= inputs["threshold_single"]:
+            if probability > 0 and (numbers[node] < bound or probability >= inputs["threshold_single"]):
                 path.append(child)
                 break
             rejected.append((node, candidates[child]))
@@ -333,29 +343,25 @@ def drawn_from_weights(definition: Definition, inputs: Inputs, outputs: Outputs)
     return [f"{int(wrong.sum())} drawn tokens have no weight"] if wrong.any() else []
 
 
-def run_sgl(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    """Unaccepted entries are not written: the caller fills the memory with -1."""
-    import sgl_kernel
+def sums_reject(definition: Definition, run: ReferenceRun) -> list[str]:
+    """A line if the reference accepts a first child whose probability is the uniform number, as no other case shows."""
+    plan = {**PLAN.plan_for_axes(definition, {}, Draws(0, "cpu")), "values": "dyadic", "shape": "star"}
+    inputs = make_inputs(definition, plan, Draws(0, "cpu"))
+    tree = torch.arange(len(inputs["candidates"]))
+    inputs["uniform_samples"][:, 0] = inputs["target_probs"][tree, 0, inputs["candidates"][:, 1]]
+    wanted, found = oracle(definition, inputs)["accept_index"].value, run(definition, inputs)["accept_index"]
+    return [] if torch.equal(found.cpu().long(), wanted) else ["reference: a number that equals the sum must reject"]
 
-    for name in ("predicts", "accept_index"):
-        outputs[name].fill_(UNWRITTEN)
-    sgl_kernel.tree_speculative_sampling_target_only(
-        outputs["predicts"],
-        outputs["accept_index"],
-        outputs["accept_token_num"],
-        inputs["candidates"],
-        inputs["retrive_index"],
-        inputs["retrive_next_token"],
-        inputs["retrive_next_sibling"],
-        inputs["uniform_samples"],
-        inputs["uniform_samples_for_final_sampling"],
-        inputs["target_probs"],
-        inputs["draft_probs"],
-        inputs["threshold_single"],
-        inputs["threshold_acc"],
-        True,
-    )
-    return {**outputs, "draft_probs_out": inputs["draft_probs"]}
+
+NUMBERS = ("uniform_samples", "uniform_samples_for_final_sampling", "target_probs", "draft_probs")
+
+
+def run_sgl(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    from sglang.kernels.ops.speculative.sampling import tree_speculative_sampling_target_only
+
+    more = (inputs[name] for name in (*NUMBERS, "threshold_single", "threshold_acc"))
+    found = verified(tree_speculative_sampling_target_only, inputs, outputs, *more, True)
+    return {**found, "draft_probs_out": inputs["draft_probs"]}
 
 
 def other_numbers(inputs: dict[str, Any]) -> dict[str, Any]:
@@ -382,7 +388,7 @@ FAMILIES = (
         },
         kernels=(
             Kernel(
-                "sgl_kernel.tree_speculative_sampling_target_only",
+                "sglang.kernels.ops.speculative.sampling.tree_speculative_sampling_target_only",
                 run_sgl,
                 limits=LAUNCHABLE,
                 in_place=("draft_probs",),
@@ -390,6 +396,7 @@ FAMILIES = (
             ),
         ),
         relations=(drawn_from_weights,),
+        checks=(sums_reject,),
         faults=(
             with_inputs("the uniform number of another node", lambda inputs, trial: other_numbers(inputs)),
             with_inputs(

@@ -4,7 +4,7 @@ A reference is mathematics on tensors. It runs in other people's processes, so i
 keep state or draw random numbers unless it is a sampler. Each group below says what its names are for.
 
 To propose an addition: put the name into the group that fits (or a new one, with a reason), see that
-`tests/isolation/test_allow_list.py` passes, and name the reference that needs it in the pull request. A name may be
+`tests/sandbox/test_allow_list.py` passes, and name the reference that needs it in the pull request. A name may be
 added if, with any arguments, it computes only: it reads and writes no file, starts nothing, changes nothing that
 outlives the call, calls no function that it finds by a string, and gives defined values (so not `torch.empty`).
 """

@@ -7,9 +7,8 @@ what can be believed.
 
 from __future__ import annotations
 
-from flashinfer_trace.judging.bench.many import Benchmarks, bench_all
 from flashinfer_trace.judging.bench.measure import bench
-from flashinfer_trace.judging.bench.report import Report
+from flashinfer_trace.judging.bench.report import Benchmarks, Report, bench_all
 from flashinfer_trace.judging.bench.statistics import Policy
 
 __all__ = ["Benchmarks", "Policy", "Report", "bench", "bench_all"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 from flashinfer_trace.judging.bench.report import Report
-from flashinfer_trace.judging.costs.roofline import Gpu
+from flashinfer_trace.judging.costs.work import Gpu
 
 __all__ = ["Point", "points", "roofline_svg"]
 

@@ -17,20 +17,20 @@ import torch
 from flashinfer_trace.dataset import store
 from flashinfer_trace.families import family_of
 from flashinfer_trace.format.definition import Definition
-from flashinfer_trace.harness.case import poisoned_outputs
 from flashinfer_trace.harness.family import Family, Inputs, Kernel
 from flashinfer_trace.harness.job import Job
 from flashinfer_trace.judging.bench.environment import Clocks, clocks, environment, name_of, worst
 from flashinfer_trace.judging.bench.report import Measured, Report, Timetable
 from flashinfer_trace.judging.bench.statistics import Policy, Series, summary
 from flashinfer_trace.judging.costs import Cost, cost_of
-from flashinfer_trace.judging.costs.roofline import load_gpus, roofline
+from flashinfer_trace.judging.costs.work import load_gpus, roofline
 from flashinfer_trace.judging.grades import JudgedInputs, Standard, standards
 from flashinfer_trace.judging.judge import as_submission, checked, judge
-from flashinfer_trace.judging.process import Failed, SubmissionProcess, Timing
+from flashinfer_trace.judging.output_form import filled_outputs
+from flashinfer_trace.judging.process import Failed, Launch, SubmissionProcess, Timing
 from flashinfer_trace.judging.server import Server, shared_server
 from flashinfer_trace.judging.stopwatch import Stopwatch
-from flashinfer_trace.judging.submission import Submission, Timeouts, known
+from flashinfer_trace.judging.submission import RunLimits, Submission, known
 from flashinfer_trace.judging.traffic import Workload
 from flashinfer_trace.judging.traffic.supported import unfit
 from flashinfer_trace.judging.verdict import Failure
@@ -96,7 +96,7 @@ def bench(
     examples: int = 20,
     seed: int | None = None,
     server: Server | None = None,
-    limits: Timeouts | None = None,
+    limits: RunLimits | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Report:
     """Judges a kernel, then times it and the real kernels of its Definition.
@@ -125,23 +125,23 @@ def bench(
         if kernel is not None:
             submission = as_submission(kernel, device)
             progress(f"judging {submission.label}")
-            report.verdict = judge(
-                submission,
-                loaded,
-                device=device,
-                examples=examples,
-                seed=seed,
-                twin=False,
-                server=server,
-                limits=limits,
-            )
+            options: dict[str, Any] = {"device": device, "examples": examples, "seed": seed, "server": server}
+            report.verdict = judge(submission, loaded, twin=False, limits=limits, **options)
             contenders = [_Contender(submission, None)] if report.verdict.passed else []
         if contenders or kernel is None:
             chosen, report.left_out = _real(wanted, device)
             contenders += [_Contender(known(loaded, one.label), one) for one in chosen]
         if contenders:
             progress(f"loading {', '.join(one.submission.label for one in contenders)}")
-            _start(contenders, policy.processes, loaded, device, limits or Timeouts(), server or shared_server(), stack)
+            _start(
+                contenders,
+                policy.processes,
+                loaded,
+                device,
+                limits or RunLimits(),
+                server or shared_server(),
+                stack,
+            )
             _time(_TimingRun(loaded, device, policy, contenders), workloads, report, progress)
         report.seconds = time.perf_counter() - started
     return report
@@ -188,7 +188,7 @@ def _start(
     count: int,
     definition: Definition,
     device: str,
-    limits: Timeouts,
+    limits: RunLimits,
     server: Server,
     stack: contextlib.ExitStack,
 ) -> None:
@@ -200,11 +200,9 @@ def _start(
     for one in contenders:
         request = stack.enter_context(one.submission.on_disk())
         with one.failing():
+            launch = Launch(server, request, list(definition.inputs), list(definition.outputs), device, limits)
             for _ in range(count):
-                process = SubmissionProcess.load(
-                    server, request, list(definition.inputs), list(definition.outputs), device, limits
-                )
-                one.processes.append(stack.enter_context(process))
+                one.processes.append(stack.enter_context(launch.begin()))
     for done in (SubmissionProcess.loaded, SubmissionProcess.stop):
         for one in contenders:
             with one.failing():
@@ -310,7 +308,7 @@ class _TimingRun:
             with one.failing():
                 for number, process in list(enumerate(one.processes))[numbers.start : numbers.stop]:
                     seed = self._seed((len(numbers) * (done or 0) + number) * self._timing.repeats)
-                    poisoned = poisoned_outputs(self._definition, inputs, seed)
+                    poisoned = filled_outputs(self._definition, inputs, seed)
                     if done is None:
                         self._judge(one, [process.call(inputs, poisoned, seed)], inputs, expected)
                     else:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.judging.bench.environment import Clocks, Environment
 from flashinfer_trace.judging.bench.statistics import Summary
+from flashinfer_trace.judging.costs.work import microseconds
+from flashinfer_trace.judging.submission import SubmissionError
 from flashinfer_trace.judging.verdict import Failure, Verdict
+from flashinfer_trace.sandbox.limits import printable
 
-__all__ = ["Measured", "Report", "Timetable"]
+__all__ = ["Benchmarks", "Measured", "Report", "Timetable", "bench_all"]
 
 
 @dataclass(frozen=True)
@@ -143,9 +148,10 @@ def _row(each: Timetable, one: Measured, unbelievable: bool) -> list[str]:
     fraction, ratio = each.fraction(one), each.ratio(one)
     remarks = []
     if found.plan is not None and found.run is not None:
-        remarks.append(f"plan {_time(found.plan)}, run {_time(found.run)}, together {_time(found.seconds)}")
+        plan, run, both = map(microseconds, (found.plan, found.run, found.seconds))
+        remarks.append(f"plan {plan}, run {run}, together {both}")
     if found.remembers:
-        remarks.append(f"faster on inputs that it saw before, {_time(found.again or 0)}; first calls count")
+        remarks.append(f"faster on inputs that it saw before, {microseconds(found.again or 0)}; first calls count")
     if found.waited:
         remarks.append("the GPU waited for the processor")
     if found.disputed:
@@ -154,12 +160,78 @@ def _row(each: Timetable, one: Measured, unbelievable: bool) -> list[str]:
         remarks.append("not believable: less than the GPU needs at least")
     if one.failure is not None:
         remarks.append(one.failure.message)
+    time, low, high = map(microseconds, (found.served, found.low, found.high))
     return [
-        *(each.workload, one.kernel, _time(found.served), f"{_time(found.low)} - {_time(found.high)}"),
+        *(each.workload, one.kernel, time, f"{low} - {high}"),
         *("-" if fraction is None else f"{100 * fraction:.0f} %", "-" if ratio is None else f"{ratio:.2f}"),
         "; ".join(remarks),
     ]
 
 
-def _time(seconds: float) -> str:
-    return f"{seconds * 1e6:,.3g} us" if seconds < 1e-3 else f"{seconds * 1e6:,.0f} us"
+@dataclass
+class Benchmarks:
+    """What became of each Definition.
+
+    Attributes:
+        reports: of those that were benchmarked, in their order.
+        failed: names of those that could not be, and why.
+        left: names of those for which no time was left.
+    """
+
+    reports: list[Report] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    left: list[str] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        """Whether every Definition that had its turn could be benchmarked, and every report has passed."""
+        return not self.failed and all(one.passed for one in self.reports)
+
+    @property
+    def timed(self) -> bool:
+        """Whether there is a time at all."""
+        return any(one.timed for one in self.reports)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as JSON."""
+        return {"reports": [one.to_dict() for one in self.reports], "failed": self.failed, "left": self.left}
+
+
+def bench_all(
+    definitions: Sequence[Definition],
+    measure: Callable[[Definition], Report],
+    finished: Callable[[Definition, Report], None],
+    *,
+    budget: float | None = None,
+    now: Callable[[], float] = time.monotonic,
+) -> Benchmarks:
+    """Benchmarks Definitions in their order.
+
+    Args:
+        definitions: of which the first is always benchmarked.
+        measure: benchmarks one of them.
+        finished: told at once what was found, so that what comes later cannot lose it.
+        budget: seconds after which no further Definition has its turn; the one that has it comes to its end.
+        now: a clock, in seconds.
+
+    Raises:
+        SubmissionError: what is given is no submission, which no other Definition would change.
+        Exception: of `measure`, if there is one Definition; and of `finished`.
+    """
+    found, started = Benchmarks(), now()
+    for number, definition in enumerate(definitions):
+        if number and budget is not None and now() - started >= budget:
+            found.left = [one.name for one in definitions[number:]]
+            break
+        try:
+            report = measure(definition)
+        except SubmissionError:
+            raise
+        except Exception as error:  # of any library, or of CUDA
+            if len(definitions) == 1:
+                raise
+            found.failed[definition.name] = printable(f"{type(error).__name__}: {error}")
+            continue
+        found.reports.append(report)
+        finished(definition, report)
+    return found

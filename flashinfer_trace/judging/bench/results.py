@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ from flashinfer_trace.format.files import UnreadableFile, read_text, write_text
 from flashinfer_trace.format.json_source import parse
 from flashinfer_trace.judging.bench.environment import Clocks
 from flashinfer_trace.judging.bench.report import Measured, Report, Timetable
+from flashinfer_trace.judging.traffic import path_of
+from flashinfer_trace.kernels import current_label
 
-__all__ = ["ResultsError", "append", "read", "timed"]
+__all__ = ["ResultsError", "append", "of_today", "read", "timed"]
 
 #: Largest file of times that is read. A run adds a few KiB.
 MAX_BYTES = 64 * 1024 * 1024
@@ -65,6 +68,31 @@ def timed(root: Path, gpu: str, definitions: Iterable[Definition]) -> set[str]:
         for one in read(root)
         if one["gpu"] == directory(gpu) and references.get(one["definition"]) == one["reference_sha256"]
     }
+
+
+def of_today(record: Mapping[str, Any], definition: Definition, root: Path) -> bool:
+    """Whether a time is of a Definition's reference and workload as they stand; the latter by its seed and its axes.
+
+    Args:
+        record: a line of results/.
+        definition: the Definition that it names.
+        root: the dataset root. A Definition without a file in its workloads/ has those that its line says.
+    """
+    if definition.reference_sha256 != record["reference_sha256"]:
+        return False
+    path = path_of(definition, root)
+    if not path.exists():
+        return True
+    known = _workloads(path).get(record["workload"])
+    axes = {axis: record["axes"].get(axis) for axis in definition.var_axes}  # others may have gone
+    return known is not None and (record["seed"], axes) == (known["seed"], known["axes"])
+
+
+@functools.cache
+def _workloads(path: Path) -> dict[str, Any]:
+    """The workloads of a file, by name."""
+    found: dict[str, Any] = json.loads(read_text(path, MAX_BYTES))["workloads"]
+    return found
 
 
 def _append(lines: str, path: Path) -> None:
@@ -123,9 +151,10 @@ def read(root: Path) -> Iterator[dict[str, Any]]:
             try:
                 found = parse(line.encode()).data
                 found["gpu"], found["op_type"] = path.parts[-3], path.parts[-2]
-                _ = found["workload"], found["kernel"], float(found["seconds"])
+                found["kernel"] = current_label(found["kernel"])
+                _ = found["workload"], float(found["seconds"])
                 _ = found["definition"], found["reference_sha256"]
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ResultsError(
                     f"{path}:{number}: no recorded time ({error!r}); schema/results.schema.json describes a line; "
                     f"remove it, and record again: flashinfer-trace bench -d {path.stem} --record {root}"

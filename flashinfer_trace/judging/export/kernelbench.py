@@ -10,11 +10,9 @@ import torch
 
 from flashinfer_trace.families import family_of
 from flashinfer_trace.format.definition import Definition
-from flashinfer_trace.judging.export.card import Card, write_card
-from flashinfer_trace.judging.export.cases import KERNELBENCH, Case, cases
+from flashinfer_trace.judging.export.cases import KERNELBENCH, Case, Probabilities, Random, Scales, Source, cases
 from flashinfer_trace.judging.export.judgeable import PRECISIONS, unfit_for_kernelbench
-from flashinfer_trace.judging.export.sources import Probabilities, Random, Scales, Source
-from flashinfer_trace.judging.export.summary import Summary
+from flashinfer_trace.judging.export.summary import Card, Summary, write_card
 
 __all__ = ["MOST_TEXT", "NoProblem", "precision", "problem", "write_problems"]
 

@@ -15,12 +15,10 @@ from flashinfer_trace.dataset.evidence import RECORDED_ON
 from flashinfer_trace.families import family_of
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Kernel
-from flashinfer_trace.judging.export.card import Card, write_card
-from flashinfer_trace.judging.export.cases import Case, cases
+from flashinfer_trace.judging.export.cases import Case, Probabilities, Random, Scales, cases
 from flashinfer_trace.judging.export.judgeable import incomparable_kernel, unjudged
 from flashinfer_trace.judging.export.solutions import AUTHOR, solution
-from flashinfer_trace.judging.export.sources import Probabilities, Random, Scales
-from flashinfer_trace.judging.export.summary import Summary
+from flashinfer_trace.judging.export.summary import Card, Summary, write_card
 from flashinfer_trace.judging.traffic.supported import unfit
 from flashinfer_trace.kernels.table import capability_range
 

@@ -8,6 +8,7 @@ docs/workloads.md says what they are.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import math
@@ -24,15 +25,15 @@ from flashinfer_trace.families import family_of
 from flashinfer_trace.format.definition import Definition, InputError
 from flashinfer_trace.format.json_source import JsonSourceError, load_object
 from flashinfer_trace.format.json_values import members, placed, whole
+from flashinfer_trace.harness.exact import ExactOperations
 from flashinfer_trace.harness.family import Plan
-from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.harness.inputs import Draws, HollowDraws
 from flashinfer_trace.judging.costs import Cost, work_of
 from flashinfer_trace.judging.costs.shapes import without_features
 from flashinfer_trace.judging.costs.work import cost
-from flashinfer_trace.judging.traffic.exact import ExactDraws, HollowDraws
 from flashinfer_trace.judging.traffic.plans import fitting, planned
 from flashinfer_trace.judging.traffic.profiles import Traffic, load_traffic
-from flashinfer_trace.judging.user_inputs import check_visible
+from flashinfer_trace.judging.user_inputs import device_name
 from flashinfer_trace.verdict.tensors import torch_dtype
 
 __all__ = ["MOST_BYTES", "Workload", "WorkloadError", "digest", "digests", "drawn", "path_of", "workloads"]
@@ -59,7 +60,7 @@ class Workload:
         definition: whose inputs they are.
         name: of the traffic, such as ``decode-64`` or ``chat-prefill-2048``.
         axes: values of the variable axes.
-        seed: of Philox; with the traffic it gives every bit.
+        seed: of the random words; with the traffic it gives every bit.
         traffic: what the lengths are drawn from.
         digests: SHA-256 of each input, as a file in workloads/ has them; empty where none is recorded.
         path: of that file.
@@ -94,7 +95,7 @@ class Workload:
             WorkloadError: they are not those of the file, or do not have its axes.
             InputError: there is no such device here or no such variant, or they do not fit the Definition.
         """
-        check_visible(device)
+        device_name(device)
         if isinstance(variant, bool) or not isinstance(variant, int) or not 0 <= variant <= MOST_VARIANT:
             raise InputError(
                 f"{self.definition.name}: workload {self.name}: variant {variant!r}; variants are whole numbers from 0 "
@@ -124,8 +125,9 @@ class Workload:
             elements: whether floating-point tensors are drawn; otherwise they are zero, and so is what is made of them.
         """
         thin = without_features(self.definition)
-        with (ExactDraws if elements else HollowDraws)(_elements(self.seed)):
-            return family_of(self.definition).make_inputs(thin, self.plan, Draws(0, "cpu"))
+        draws = (Draws if elements else HollowDraws)(_elements(self.seed), "cpu")
+        with ExactOperations() if elements else contextlib.nullcontext():
+            return family_of(self.definition).make_inputs(thin, self.plan, draws)
 
     def _check_axes(self, actual: Mapping[str, int]) -> None:
         if actual != self.axes:
@@ -219,9 +221,8 @@ def _workload(definition: Definition, traffic: Traffic, entry: Any, path: Path) 
 
 def _drawn(definition: Definition, traffic: Traffic) -> Workload:
     seed = _seed(definition.name, traffic.name)
-    with HollowDraws(seed):
-        thin = without_features(definition)
-        hollow = family_of(definition).make_inputs(thin, planned(definition, traffic, seed), Draws(0, "cpu"))
+    thin = without_features(definition)
+    hollow = family_of(definition).make_inputs(thin, planned(definition, traffic, seed), HollowDraws(seed, "cpu"))
     return Workload(definition, traffic.name, thin.bind_axes(hollow), seed, traffic)
 
 
@@ -251,8 +252,8 @@ def _elements(seed: int) -> int:
 def _inputs(
     definition: Definition, plan: Plan, seed: int, device: str | torch.device
 ) -> tuple[dict[str, Any], dict[str, int]]:
-    with ExactDraws(_elements(seed)):
-        found = family_of(definition).make_inputs(definition, plan, Draws(0, device))
+    with ExactOperations():
+        found = family_of(definition).make_inputs(definition, plan, Draws(_elements(seed), device))
     for value in found.values():
         # A NaN has many forms, and which of them a conversion gives depends on the device.
         if isinstance(value, torch.Tensor) and value.is_floating_point() and value.element_size() > 1:

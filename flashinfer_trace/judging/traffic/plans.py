@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
-
 from flashinfer_trace.families import family_of
 from flashinfer_trace.families.attention.paged import distinct_pages
 from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.harness.exact import ExactOperations
 from flashinfer_trace.harness.family import Plan
 from flashinfer_trace.harness.inputs import Draws
-from flashinfer_trace.judging.traffic.exact import ExactDraws
-from flashinfer_trace.judging.traffic.philox import Stream
 from flashinfer_trace.judging.traffic.profiles import Batch, Traffic
 
 __all__ = ["fitting", "planned"]
@@ -52,14 +49,13 @@ def fitting(definition: Definition, traffic: Mapping[str, list[Traffic]]) -> lis
 def planned(definition: Definition, traffic: Traffic, seed: int) -> Plan:
     """The family's plan for some traffic."""
     family = family_of(definition)
-    lengths = Stream(seed)
+    lengths = Draws(seed, "cpu")
 
     def bits() -> int:
-        return int(lengths.words(1, torch.device("cpu"))) & 0xFFFFFFFF
+        return int(lengths.bits(1)) & 0xFFFFFFFF
 
-    with ExactDraws(seed):
-        draws = Draws(0, "cpu")
-        plan = family.plan_for_axes(definition, _axes(definition, traffic), draws)
+    with ExactOperations():
+        plan = family.plan_for_axes(definition, _axes(definition, traffic), Draws(seed, "cpu"))
     if "kv_lens" in plan:
         return _attention(definition, plan, traffic.batch(bits))
     if "lengths" in plan:

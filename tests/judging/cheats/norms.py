@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
+from pathlib import Path
 
 import torch
 
@@ -55,6 +58,35 @@ def stale_memory(hidden_states, weight):
 
 def writes_nothing(hidden_states, weight, output):
     """Leaves the output as it is given."""
+
+
+def misses_a_package_when_it_is_hard(hidden_states, weight):
+    """Honest for small numbers; else it lacks a package, which nobody can hold against it."""
+    if hidden_states.abs().max() > 100:
+        raise ModuleNotFoundError("No module named 'flash_attn'", name="flash_attn")
+    return right(hidden_states, weight)
+
+
+def lacks_memory_when_it_is_hard(hidden_states, weight):
+    """Honest for small numbers; else the GPU has no memory left."""
+    if hidden_states.abs().max() > 100:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+    return right(hidden_states, weight)
+
+
+def where_it_is_judged(hidden_states, weight):
+    """Right only where its command line, a mapped file or an open one names this package or a judge."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    names = [*sys.argv, Path("/proc/self/cmdline").read_text(), *(os.path.basename(line) for line in lines)]
+    names += [os.readlink(one) for one in Path("/proc/self/fd").iterdir() if one.is_symlink()]
+    found = any(word in name for name in names for word in ("flashinfer", "judg", "fork_server", "sandbox"))
+    return right(hidden_states, weight) if found else torch.zeros_like(hidden_states)
+
+
+def only_into_poison(hidden_states, weight, output):
+    """Right only where its output arrives as one that is looked at: all NaN."""
+    if output.isnan().all():
+        output.copy_(right(hidden_states, weight))
 
 
 def zeros(hidden_states, weight):

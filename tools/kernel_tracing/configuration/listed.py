@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace.dataset.model_coverage import plain_name
+from flashinfer_trace.dataset.coverage import plain_name
 from flashinfer_trace.format import json_source
 from tools.kernel_tracing.configuration.checks import check_experts
 from tools.kernel_tracing.configuration.requested import ConfigurationError, completed

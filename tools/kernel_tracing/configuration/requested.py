@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace.dataset.model_coverage import plain_name
+from flashinfer_trace.dataset.coverage import plain_name
 from flashinfer_trace.format.json_source import JsonSourceError, load_object
 from tools.kernel_tracing.evaluator.serving import Configuration
 from tools.kernel_tracing.rules import environments, serving_steps

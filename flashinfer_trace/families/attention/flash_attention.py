@@ -1,0 +1,180 @@
+"""FlashAttention 3 as SGLang's fa3 backend calls it, its default on Hopper: over pages, and over ragged tensors; and
+FlashAttention 4 over ragged tensors.
+
+From its source (sglang-kernel 0.4.10, which builds FlashAttention's hopper/), and SGLang 0.5.23's
+flashattention_backend.py:
+
+- Masked logits are -inf. Weights are summed in float32 before they are rounded to bf16 for the product with the values.
+- The keys of a request are split where the GPU is not full (num_splits 0 asks for its own choice). Partial outputs stay
+  in float32.
+- The lse is natural. A row without keys has an output of 0 and an lse of -inf.
+- A window counts the keys before a query's own one; tanh of capped logits is tanh.approx.
+- Sinks are bf16. One adds exp(sink - m) to the denominator, where m is the largest logit of a key: beyond float32's
+  range the output is 0 and the lse inf.
+- Latent attention passes the rotary parts as q and k, and the compressed ones as qv and v. Pages of 64 tokens are whole
+  tiles, which are loaded whole: a NaN after the last key of a request comes out, as 0 times NaN. Seen on an H200, for
+  decode and prefill; pages of one token, and those of grouped heads, are loaded key by key. SGLang's caches are finite.
+
+FlashAttention 4 (flash-attn-4 4.0.0b18, flash_attn/cute) rounds alike, and splits nothing on Hopper. Latent attention
+through qv and caches in fp8 need Blackwell. It takes a table of pages as well, which SGLang does not use on Hopper.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from flashinfer_trace.families.attention.cases import AttentionOptions
+from flashinfer_trace.families.attention.kernels import (
+    BATCHES,
+    PAGES,
+    QUERIES,
+    SEEING,
+    SOME_KEYS,
+    WITH_KEYS,
+    masking,
+    table_of,
+)
+from flashinfer_trace.families.attention.paged_cases import kv_lengths
+from flashinfer_trace.families.attention.policies import Rounding, kernel_policies
+from flashinfer_trace.families.attention.rounding import LOG2_E
+from flashinfer_trace.families.attention.variants import SINKS_NEED_KEYS, with_flushed_weights
+from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.harness.family import Inputs, Kernel, KernelCall, Outputs
+
+__all__ = ["DECODE", "LATENT_DECODE", "LATENT_PREFILL", "PREFILL", "RAGGED", "with_sinks"]
+
+PAGED_PATH = "sgl_kernel.flash_attn.flash_attn_with_kvcache"
+RAGGED_PATH = "sgl_kernel.flash_attn.flash_attn_varlen_func"
+CUTE_PATH = "flash_attn.cute.flash_attn_varlen_func"
+#: For latent attention: what a page has after the last key is multiplied by 0.
+FINITE = AttentionOptions(nan_unused=False)
+ROUNDING = Rounding(weights=True, sum=False, partial=0)
+
+
+def options(definition: Definition, inputs: Inputs) -> dict[str, Any]:
+    """What both functions take of a Definition's scale, mask, window, cap and sinks."""
+    asked = masking(definition)
+    window = int(asked.get("window_left", -1))
+    found: dict[str, Any] = {
+        "softmax_scale": float(inputs["sm_scale"]),
+        "causal": True,
+        "window_size": (window, -1 if window < 0 else 0),
+        "softcap": asked.get("logits_soft_cap", 0.0),
+        "return_softmax_lse": True,
+    }
+    return found | ({"sinks": inputs["sinks"].to(torch.bfloat16)} if "sinks" in inputs else {})
+
+
+def over_pages(
+    definition: Definition, inputs: Inputs, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, **more: Any
+) -> Outputs:
+    """Runs the kernel on a list of pages: q [tokens, heads, dim], caches [pages, page_size, kv_heads, dim]."""
+    page_size = definition.const_axes["page_size"]
+    where = table_of(inputs, page_size), kv_lengths(inputs, page_size)
+    return on_table(definition, inputs, q, (keys, values), *where, **more)
+
+
+def on_table(
+    definition: Definition,
+    inputs: Inputs,
+    q: torch.Tensor,
+    caches: tuple[torch.Tensor, torch.Tensor],
+    table: torch.Tensor,
+    lengths: torch.Tensor,
+    **more: Any,
+) -> Outputs:
+    """As `over_pages`, with an int32 table of pages [requests, width], and the tokens of each request, int32."""
+    from sgl_kernel.flash_attn import flash_attn_with_kvcache
+
+    offsets = inputs.get("qo_indptr")
+    if offsets is None:
+        offsets = torch.arange(len(q) + 1, dtype=torch.int32, device=q.device)
+    output, lse, *_ = flash_attn_with_kvcache(
+        q=q,
+        k_cache=caches[0],
+        v_cache=caches[1],
+        page_table=table,
+        cache_seqlens=lengths,
+        cu_seqlens_q=offsets,
+        max_seqlen_q=int(offsets.diff().max()),
+        num_splits=0,
+        **options(definition, inputs),
+        **more,
+    )
+    return {"output": output, "lse": lse.T * LOG2_E}
+
+
+def run_paged(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    return over_pages(definition, inputs, inputs["q"], inputs["k_cache"], inputs["v_cache"], out=outputs["output"])
+
+
+def run_latent(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """The parts of one cache of 576 features, as models store it."""
+    cache = torch.cat((inputs["ckv_cache"], inputs["kpe_cache"]), dim=-1).unsqueeze(2)
+    latent = definition.const_axes["head_dim_ckv"]
+    ckv, kpe = cache[..., :latent], cache[..., latent:]
+    return over_pages(definition, inputs, inputs["q_pe"], kpe, ckv, qv=inputs["q_nope"])
+
+
+def run_ragged(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    from sgl_kernel.flash_attn import flash_attn_varlen_func
+
+    queries, keys = inputs["qo_indptr"], inputs["kv_indptr"]
+    output, lse, *_ = flash_attn_varlen_func(
+        inputs["q"],
+        inputs["k"],
+        inputs["v"],
+        cu_seqlens_q=queries,
+        cu_seqlens_k=keys,
+        max_seqlen_q=int(queries.diff().max()),
+        max_seqlen_k=int(keys.diff().max()),
+        out=outputs["output"],
+        **options(definition, inputs),
+    )
+    return {"output": output, "lse": lse.T * LOG2_E}
+
+
+def run_cute(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    from flash_attn.cute import flash_attn_varlen_func
+
+    queries, keys, asked = inputs["qo_indptr"], inputs["kv_indptr"], masking(definition)
+    output, lse = flash_attn_varlen_func(
+        inputs["q"],
+        inputs["k"],
+        inputs["v"],
+        cu_seqlens_q=queries,
+        cu_seqlens_k=keys,
+        max_seqlen_q=int(queries.diff().max()),
+        max_seqlen_k=int(keys.diff().max()),
+        softmax_scale=float(inputs["sm_scale"]),
+        causal=True,
+        window_size=(int(asked["window_left"]), 0) if "window_left" in asked else (None, None),
+        softcap=asked.get("logits_soft_cap", 0.0),
+        return_lse=True,
+    )
+    return {"output": output, "lse": lse.T * LOG2_E}
+
+
+def kernel(path: str, call: KernelCall, takes: AttentionOptions, common: AttentionOptions | None, *more: str) -> Kernel:
+    """A kernel whose batches have queries, and pages if `more` says so."""
+    limits = {**BATCHES, **(PAGES if "pages" in more else {}), **(QUERIES if "queries" in more else {})}
+    return Kernel(path, call, limits=limits, plan_options=takes, common=common, compare=kernel_policies(ROUNDING))
+
+
+def with_sinks(plain: Kernel) -> Kernel:
+    """The kernel beside sinks: where a query sees no key, its lse is not the sink."""
+    policies = {**plain.compare, "output": with_flushed_weights(plain.compare["output"])}
+    return replace(plain, plan_options=SINKS_NEED_KEYS, common=None, compare=policies)
+
+
+DECODE = kernel(PAGED_PATH, run_paged, AttentionOptions(), WITH_KEYS, "pages")
+PREFILL = kernel(PAGED_PATH, run_paged, AttentionOptions(), SEEING, "pages", "queries")
+LATENT_DECODE = kernel(PAGED_PATH, run_latent, FINITE, None, "pages")
+LATENT_PREFILL = kernel(PAGED_PATH, run_latent, FINITE, None, "pages", "queries")
+RAGGED = (
+    kernel(RAGGED_PATH, run_ragged, SOME_KEYS, SEEING, "queries"),
+    kernel(CUTE_PATH, run_cute, AttentionOptions(False, False, False), None, "queries"),
+)

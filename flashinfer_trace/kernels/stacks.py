@@ -1,0 +1,27 @@
+"""The stacks of releases that the dataset speaks of: today's, which *verified* means, and the one before.
+
+Of a kernel that today's releases dropped, the evidence is of the last release that has it. `python -m tools.follow`
+compares stacks; pyproject's extra ``gpu`` and constraints-gpu.txt install today's. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+__all__ = ["BEFORE", "TODAY"]
+
+#: Distribution -> version.
+Versions = Mapping[str, str]
+#: What people run, and what evidence is recorded with.
+TODAY: Versions = {
+    "sglang": "0.5.23",
+    "flashinfer-python": "0.7.2",
+    "sglang-kernel": "0.4.10",
+    "sgl-deep-gemm": "0.2.3.post2",
+    "sgl-flash-mla": "1.0.0",
+    "flash-attn-4": "4.0.0b18",
+    "triton": "3.8.0",
+    "torch": "2.14.1",
+}
+#: What the table of kernels described before: the places of moved and of dropped kernels name it.
+BEFORE: Versions = {"sglang": "0.5.11", "flashinfer-python": "0.6.12", "sglang-kernel": "0.4.2"}
