@@ -86,7 +86,7 @@ def figures(comparisons: Any) -> dict[str, Any]:
 
 
 def judged(job: Job) -> Iterator[tuple[str, Any]]:
-    """What is said of the cases of a family: by label of the kernel that a stand-in is judged as, or "reference"."""
+    """The verdict on each case of a family, with whom it is about: a kernel's label, or "reference"."""
     found = 0
 
     def missing() -> int:
@@ -134,7 +134,7 @@ def mutated(shared: Any, policies: Any, spoiled: dict[str, Any]) -> dict[str, An
 
 
 def transcript(family: Family, definition: Any) -> dict[str, Any]:
-    """By kernel, the digest of all that is said, and of the code that says it."""
+    """For each kernel, a digest of its verdicts, and digests of the code that judges it."""
     said: dict[str, Any] = {}
     lines = 0
     for label, line in judged(Job(definition, family)):

@@ -21,6 +21,7 @@ through qv and caches in fp8 need Blackwell. It takes a table of pages as well, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -122,26 +123,28 @@ def run_latent(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outp
 def run_ragged(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     from sgl_kernel.flash_attn import flash_attn_varlen_func
 
-    queries, keys = inputs["qo_indptr"], inputs["kv_indptr"]
-    output, lse, *_ = flash_attn_varlen_func(
-        inputs["q"],
-        inputs["k"],
-        inputs["v"],
-        cu_seqlens_q=queries,
-        cu_seqlens_k=keys,
-        max_seqlen_q=int(queries.diff().max()),
-        max_seqlen_k=int(keys.diff().max()),
-        out=outputs["output"],
-        **options(definition, inputs),
-    )
-    return {"output": output, "lse": lse.T * LOG2_E}
+    return over_tensors(flash_attn_varlen_func, inputs, out=outputs["output"], **options(definition, inputs))
 
 
 def run_cute(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     from flash_attn.cute import flash_attn_varlen_func
 
-    queries, keys, asked = inputs["qo_indptr"], inputs["kv_indptr"], masking(definition)
-    output, lse = flash_attn_varlen_func(
+    asked = masking(definition)
+    return over_tensors(
+        flash_attn_varlen_func,
+        inputs,
+        softmax_scale=float(inputs["sm_scale"]),
+        causal=True,
+        window_size=(int(asked["window_left"]), 0) if "window_left" in asked else (None, None),
+        softcap=asked.get("logits_soft_cap", 0.0),
+        return_lse=True,
+    )
+
+
+def over_tensors(function: Callable[..., Any], inputs: Inputs, **more: Any) -> Outputs:
+    """Runs either library's function of ragged tensors."""
+    queries, keys = inputs["qo_indptr"], inputs["kv_indptr"]
+    output, lse, *_ = function(
         inputs["q"],
         inputs["k"],
         inputs["v"],
@@ -149,11 +152,7 @@ def run_cute(definition: Definition, inputs: Inputs, outputs: Outputs) -> Output
         cu_seqlens_k=keys,
         max_seqlen_q=int(queries.diff().max()),
         max_seqlen_k=int(keys.diff().max()),
-        softmax_scale=float(inputs["sm_scale"]),
-        causal=True,
-        window_size=(int(asked["window_left"]), 0) if "window_left" in asked else (None, None),
-        softcap=asked.get("logits_soft_cap", 0.0),
-        return_lse=True,
+        **more,
     )
     return {"output": output, "lse": lse.T * LOG2_E}
 
