@@ -163,7 +163,7 @@ def paged_decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, *rest: Any) -> tup
 
 
 def kept(row: Tensor, top_k: int | None = None, top_p: float | None = None, min_p: float | None = None) -> Tensor:
-    """The row, with the entries that the filters drop set to zero; not renormalised."""
+    """The row, with the entries that the filters drop set to zero; not renormalized."""
     if top_k is not None:
         threshold = torch.sort(row, descending=True).values[min(max(top_k, 1), len(row)) - 1]
         row = torch.where(row >= threshold, row, 0.0)
@@ -186,7 +186,7 @@ def sampler(*filters: str) -> Callable[..., Tensor]:
     return run
 
 
-def renormaliser(name: str) -> Callable[..., Tensor]:
+def renormalizer(name: str) -> Callable[..., Tensor]:
     def run(probs: Tensor, limits: Tensor) -> Tensor:
         rows = [kept(row, **{name: limit}) for row, limit in zip(probs, limits, strict=True)]
         return torch.stack([(row.double() / row.double().sum()).float() for row in rows]) if rows else probs.clone()
@@ -209,7 +209,7 @@ def moe(
     groups: int = 8,
     kept_groups: int = 4,
 ) -> Tensor:
-    """One token and one of its experts at a time; weights are dequantised again each time."""
+    """One token and one of its experts at a time; weights are dequantized again each time."""
     output = torch.zeros(hidden_states.shape, device=hidden_states.device)
     for t, logits in enumerate(routing_logits):
         scores = torch.sigmoid(logits)
@@ -223,12 +223,12 @@ def moe(
         for expert, weight in zip(experts.tolist(), weights, strict=True):
             e = expert - int(local_expert_offset)
             if 0 <= e < len(gemm1_weights):
-                gemm1 = dequantise(gemm1_weights[e], gemm1_weights_scale[e])
-                output[t] += weight * mlp(x, gemm1, dequantise(gemm2_weights[e], gemm2_weights_scale[e]))
+                gemm1 = dequantize(gemm1_weights[e], gemm1_weights_scale[e])
+                output[t] += weight * mlp(x, gemm1, dequantize(gemm2_weights[e], gemm2_weights_scale[e]))
     return output.to(torch.bfloat16)
 
 
-def dequantise(codes: Tensor, scales: Tensor) -> Tensor:
+def dequantize(codes: Tensor, scales: Tensor) -> Tensor:
     return codes.float() * scales.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
 
 
@@ -296,8 +296,8 @@ def fp8_softmax_moe(
     x = hidden_states.float() * hidden_states_scale.T.repeat_interleave(BLOCK, 1)
     here = range(local_expert_offset, local_expert_offset + len(gemm1_weights))
     weights = (
-        lambda e: dequantise(gemm1_weights[e], gemm1_weights_scale[e]),
-        lambda e: dequantise(gemm2_weights[e], gemm2_weights_scale[e]),
+        lambda e: dequantize(gemm1_weights[e], gemm1_weights_scale[e]),
+        lambda e: dequantize(gemm2_weights[e], gemm2_weights_scale[e]),
     )
     return softmax_moe(routing_logits, x, *weights, here, norm_topk_prob)
 
@@ -350,8 +350,8 @@ LOOPS: dict[str, Callable[..., Any]] = {
     "top_p_sampling_from_probs": sampler("top_p"),
     "top_k_top_p_sampling_from_probs": sampler("top_k", "top_p"),
     "min_p_sampling_from_probs": sampler("min_p"),
-    "top_k_renorm_probs": renormaliser("top_k"),
-    "top_p_renorm_probs": renormaliser("top_p"),
+    "top_k_renorm_probs": renormalizer("top_k"),
+    "top_p_renorm_probs": renormalizer("top_p"),
     "merge_state": merge_state(2.0),
     "merge_state_base_e": merge_state(math.e),
     "moe_fp8_block_scale_ds_routing": moe,

@@ -173,11 +173,11 @@ def limits(workload: Workload) -> str:
 
 def timed(function: Callable[[], Any], device: str) -> float:
     """Seconds that one call takes, including its work on a GPU."""
-    synchronise = torch.cuda.synchronize if device.startswith("cuda") else (lambda: None)
-    synchronise()
+    synchronize = torch.cuda.synchronize if device.startswith("cuda") else (lambda: None)
+    synchronize()
     start = time.perf_counter()
     function()
-    synchronise()
+    synchronize()
     return time.perf_counter() - start
 
 

@@ -107,6 +107,7 @@ def judge(
     twin: bool | None = None,
     timeout: float | None = None,
     memory: float | None = None,
+    keep_going: bool = False,
 ) -> Verdict:
     """Grades anyone's kernel against a Definition: see docs/judge.md.
 
@@ -125,9 +126,11 @@ def judge(
             the first one, and 120 for loading.
         memory: GiB that its process may take beyond what it has before the kernel is loaded, inputs and outputs
             included; no limit by default.
+        keep_going: whether to run the other cases after a failure: `Verdict.tally` counts the right ones by kind.
 
     Returns:
-        A Verdict, which prints as a report. Whatever the kernel does is in it: nothing that a kernel raises is raised.
+        A Verdict, which prints as a report; its `failing_case()` has the tensors of the first failure.
+        Whatever the kernel does is in it: nothing that a kernel raises is raised.
 
     Raises:
         SubmissionError: what is given is no kernel.
@@ -137,8 +140,8 @@ def judge(
     from flashinfer_trace.judging import judge as judging
     from flashinfer_trace.judging.submission import RunLimits
 
-    limits = RunLimits.of(timeout, memory)
-    return judging.judge(kernel, definition, device=device, examples=examples, seed=seed, twin=twin, limits=limits)
+    options: dict[str, Any] = {"examples": examples, "seed": seed, "twin": twin, "keep_going": keep_going}
+    return judging.judge(kernel, definition, device=device, limits=RunLimits.of(timeout, memory), **options)
 
 
 def workloads(definition: Definition | str) -> tuple[Workload, ...]:

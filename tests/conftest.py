@@ -70,7 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests of the pinned release come first, and in the order of their files otherwise.
 
-    As neighbours they run on one worker, which analyses DeepSeek once; the shortest tests, which remain, even out the
+    As neighbors they run on one worker, which analyzes DeepSeek once; the shortest tests, which remain, even out the
     ends of all workers.
     """
     items.sort(key=lambda item: item.get_closest_marker("release") is None)

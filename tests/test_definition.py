@@ -208,7 +208,7 @@ def test_a_definition_is_pickled_after_it_ran():
     assert "compiled" in vars(definition), "pickling must drop the compiled reference from the copy only"
 
 
-def test_make_inputs_honours_axes_and_rejects_unknown_ones():
+def test_make_inputs_honors_axes_and_rejects_unknown_ones():
     definition = flashinfer_trace.load("rmsnorm_h512")
     assert flashinfer_trace.make_inputs(definition, {"batch_size": 3})["hidden_states"].shape == (3, 512)
     with pytest.raises(InputError, match=r"\['rows'\] are not variable axes"):

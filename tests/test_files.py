@@ -9,9 +9,7 @@ import pytest
 
 import flashinfer_trace
 from flashinfer_trace.format.files import Lines, json_text, laid_out
-from tools.extract_definitions import model_needs, traces
-from tools.kernel_tracing.report import trace_files
-from tools.op_tracing import __main__ as op_tracing
+from tools.extract import model_needs
 
 ROOT = flashinfer_trace.find_root()
 
@@ -19,9 +17,6 @@ ROOT = flashinfer_trace.find_root()
 @pytest.mark.parametrize(
     ("pattern", "dumps"),
     [
-        ("traces/kernel_traces.json", lambda data: trace_files.dumps(trace_files.unpacked(data))),
-        ("traces/op_traces.json", op_tracing.dumps),
-        ("traces/digests/*.json", traces.dumps),
         ("models/needs/*.json", model_needs.dumps),
     ],
 )

@@ -203,7 +203,7 @@ FORGERIES: dict[str, tuple[Callable[[Path], object], str]] = {
         "no kernel of this",
     ),
     "a table without kernels": (in_the_table(lambda kernels: []), "no kernel that could prove it"),
-    # Judgement
+    # Judgment
     "one case": (entry(lambda e: e.update(cases=1)), "1 real cases are fewer than 50"),
     "too few cases": (entry(lambda e: e.update(cases=49, vacuous=600)), "49 real cases are fewer than 50"),
     "a negative count": (entry(lambda e: e.update(cases=-57)), "cases is -57, violates minimum"),

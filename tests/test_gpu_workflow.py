@@ -20,4 +20,4 @@ def test_every_evidence_file_is_attested_once_in_parts_that_the_action_takes():
     assert all(counts) and sum(counts) == len(files)
     assert max(counts) < MOST_SUBJECTS
     assert "/evidence/runs/*.json\n" in workflow, "the headers of runs are attested too"
-    assert all("if: ${{ !cancelled() }}" in step for step in steps), "what passed is attested if something failed"
+    assert all("if: ${{ !canceled() }}" in step for step in steps), "what passed is attested if something failed"

@@ -4,7 +4,7 @@ python -m tools.derive [--check]
 
 In this order, because each follows from those before it:
 
-1. models/needs/<model>.json: the Definitions that each op of a model needs,
+1. models/needs/<model>.json: the kernels that a model's code calls, and its ops that no Definition describes,
 2. models/recorded/: the recorded runs that call each Definition.
 
 Prints a JSON list of the files that changed, each with what was done. With --check, nothing is written, and the files
@@ -23,7 +23,7 @@ from flashinfer_trace import definitions, find_root
 from flashinfer_trace.dataset.model_claims import load_model_claims
 from flashinfer_trace.format.files import read_text, write_text
 from flashinfer_trace.format.json_source import TRACES
-from tools.extract_definitions import model_needs
+from tools.extract import model_needs
 from tools.runtime_tracing import model_calls
 from tools.runtime_tracing.consistency import consistent
 from tools.shared.command import end_with, names_its_cause

@@ -3,12 +3,13 @@
 python -m tools.fetch_sources                        # the default release of tools/sources.toml, to .sources/
 python -m tools.fetch_sources --release 0.5.15       # another release, with the kernel libraries it requires
 python -m tools.fetch_sources --release 0.5.15 --only flashinfer-python --dest .sources-flashinfer     # one library
+python -m tools.fetch_sources --install --release 0.5.23     # for tools.dry_run: SGLang, to run, in a folder of its own
 python -m tools.fetch_sources --from ~/checkouts     # copies git checkouts or unpacked wheels instead
 
-Only .py files are kept (.sources/sglang, .sources/sgl_kernel, .sources/flashinfer, and what sgl-kernel's wheel contains
-besides: .sources/deep_gemm, .sources/triton_kernels); nothing is installed or imported.
+Without --install, only .py files are kept (.sources/sglang, .sources/sgl_kernel, .sources/flashinfer, and what
+sgl-kernel's wheel contains besides: .sources/deep_gemm, .sources/triton_kernels); nothing is installed or imported.
 .sources/manifest.json lists the libraries that are present; they are not fetched again. After an interruption, run the
-same command again: finished libraries are kept; a half-fetched wheel is recognised by its hash and fetched again.
+same command again: finished libraries are kept; a half-fetched wheel is recognized by its hash and fetched again.
 """
 
 from __future__ import annotations
@@ -31,6 +32,10 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from flashinfer_trace.format.files import write_json
+from tools.dry_run.install import InstallError
+from tools.dry_run.install import install as install_release
+from tools.dry_run.release import DEFAULT, ReleaseError
+from tools.dry_run.release import read as read_release
 from tools.shared.command import end_with
 from tools.shared.source_packages import package_hash, package_version
 from tools.source_archives import (
@@ -92,7 +97,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--only", action="append", choices=PACKAGES, help="fetch this library, and leave out the others"
     )
+    parser.add_argument("--install", action="store_true", help="install the release for tools.dry_run, without its GPU")
     options = parser.parse_args(arguments)
+    if options.install:
+        return _install(options.release)
     if options.only and options.checkouts is not None:
         parser.error("--only chooses what is fetched; it cannot be combined with --from")
     console = Console(stderr=True)
@@ -112,6 +120,17 @@ def main(arguments: list[str] | None = None) -> int:
     for name, entry in read_manifest(options.dest).items():
         state = "fetched" if name in changed else "already present"
         print(f"{options.dest / LIBRARIES[name]}: {entry['distribution']} {entry['version']}, {state}")
+    return 0
+
+
+def _install(version: str | None) -> int:
+    try:
+        release = read_release(version or DEFAULT)
+        changed = install_release(release, release.site)
+    except (InstallError, ReleaseError) as error:
+        print(f"fetch_sources: {error}", file=sys.stderr)
+        return 1
+    print(f"{release.site}: sglang {release.version}, {'installed' if changed else 'already present'}")
     return 0
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from xml.sax.saxutils import escape
 
-__all__ = ["fractions_svg"]
-
 _NAMES, _BARS, _ROW, _TOP = 330, 420, 18, 40
 _BAR, _MARK, _GRID = "#0072b2", "#d55e00", "#ddd"
 

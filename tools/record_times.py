@@ -32,8 +32,6 @@ from tools.performance import COMPARED
 from tools.record_workloads import bytes_of, chosen
 from tools.shared.command import end_with
 
-__all__ = ["Item", "main", "plan", "record", "second_runs", "without_time"]
-
 #: Bytes of inputs, of all kernels on all workloads of a Definition, above which a smaller one of its family is taken;
 #: and of all kernels on one workload, above which that is left out if another one is smaller.
 LARGE, LARGEST = 400 << 20, 1 << 30
@@ -270,7 +268,7 @@ def _both(items: Sequence[Item], root: Path, device: str, policy: Policy, left: 
             def measure(item: Item, server: Server = server) -> Report:
                 one = item.definition
                 kept = [each for each in workloads(one) if each.name in item.workloads]
-                return bench(None, one, kept, device=device, policy=policy, server=server, limits=LIMITS)
+                return bench([], one, kept, device=device, policy=policy, server=server, limits=LIMITS)
 
             failed += record(now, measure, root, left, lambda line: print(line, flush=True))
     return failed

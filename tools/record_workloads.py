@@ -23,8 +23,6 @@ from flashinfer_trace.judging.traffic import Workload, digests, drawn, path_of
 from flashinfer_trace.verdict.tensors import torch_dtype
 from tools.shared.command import end_with
 
-__all__ = ["chosen", "main", "record"]
-
 #: Of the inputs of a workload that is recorded: a CPU makes them in seconds, so that anybody can check them.
 MOST_BYTES = 128 << 20
 #: Of the weights of a Definition that stands for its family, if there is one.

@@ -22,7 +22,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["safeguards", "safeguards_document"]
 
 #: Where the tests are, and what was timed, whatever dataset the documents are of.
 CHECKOUT = Path(__file__).resolve().parents[1]

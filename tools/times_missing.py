@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,10 @@ from flashinfer_trace.judging.traffic import path_of
 from flashinfer_trace.judging.traffic.profiles import load_traffic
 from flashinfer_trace.judging.traffic.supported import unfit
 from tools.shared.family_records import capabilities
+from tools.shared.findings import read_findings
 from tools.shared.markdown import code, table
 
-__all__ = ["times_missing"]
-
 UNKNOWN = "no time is recorded yet"
-_DEFECT = re.compile(r"^- Kernel: `([^`]+)`", re.MULTILINE)
 
 
 #: A Definition, and the values of its variable axes in some workloads.
@@ -49,7 +46,7 @@ def times_missing(
     for (name, _), kernels in times.items():
         axes.setdefault(name, []).append(next(iter(kernels.values()))[-1]["axes"])
         labels.setdefault(name, set()).update(kernels)
-    defects, rows, without, untimed = _defects(root), [], 0, set()
+    defects, rows, without, untimed = {path for one in read_findings(root) for path in one.kernels}, [], 0, set()
     for name, members in sorted(families.items()):
         family = family_of(members[0])
         timed = [(one, axes[one.name]) for one in members if one.name in axes]
@@ -63,7 +60,7 @@ def times_missing(
                 if why == UNKNOWN and not timed:
                     untimed.add(code(name))
                     continue
-                defect = "; it has [a defect](kernel_findings.md)" if kernel.path in defects else ""
+                defect = "; it has [a defect](../findings.md)" if kernel.path in defects else ""
                 rows.append([code(name), code(kernel.label), why + defect])
     if not rows and not untimed:
         return []
@@ -76,12 +73,6 @@ def times_missing(
         text += f" It leaves out those of which no time is recorded yet, {len(untimed)} in all: {names}."
     lines = table(["Family", "Kernel", "Why"], rows) if rows else []
     return ["### Without a time", "", text, "", *lines, ""]
-
-
-def _defects(root: Path) -> set[str]:
-    """Paths of the kernels that docs/kernel_findings.md describes."""
-    path = root / "docs" / "kernel_findings.md"
-    return set(_DEFECT.findall(read_text(path))) if path.exists() else set()
 
 
 def _other_gpu(family: Family) -> str:

@@ -23,8 +23,6 @@ from flashinfer_trace.dataset.digests import lengths_sha256
 from flashinfer_trace.format.json_source import JsonSourceError, load_object
 from tools.shared.command import end_with
 
-__all__ = ["main", "profile"]
-
 #: Quantiles at 0, 1/64, 2/64, ..., 1.
 INTERVALS = 64
 

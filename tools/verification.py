@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flashinfer_trace import Definition, definitions
+from flashinfer_trace.dataset.coverage import load_needs
 from flashinfer_trace.dataset.evidence import RECORDED_ON, VERIFIED, Entry, proofs, read
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.family import Family, Kernel
-from tools.extract_definitions import model_needs
+from tools.extract.model_needs import parallel_sizes
 from tools.shared.family_records import capabilities
 from tools.shared.markdown import table
-
-__all__ = ["sizes", "stale", "verification_documents"]
 
 HEADER = """# Verification
 
@@ -31,8 +30,8 @@ outputs, dtypes), and it must match the family's record (kernel, policies, outpu
 
 RUNS = """## Runs
 
-The page of an op_type lists its runs: hypothesis drew the axes and the structure of every case, the embedded reference
-and the real kernel ran on the same inputs, and both were compared with the float64 oracle. *Cases* counts the distinct
+The page of an op_type lists its runs. The embedded reference and the real kernel ran on the same inputs, and both were
+compared with the float64 oracle. *Cases* counts the distinct
 cases that prove something. *Error / bound* is the worst element over all cases and outputs; the limit is 1.
 [accuracy.md](accuracy.md) lists the bounds and the reasons for them.
 """
@@ -44,13 +43,11 @@ FORMER_LIBRARIES = {
 
 SIZES = """## Which sizes were run
 
-Every size is run separately. Each head count, head dimension, page size (1 and 64), vocabulary size, hidden size,
-projection width and number of experts that `models/needs/` lists has its own Definition: those of the models in
-`models/`, in the formats in which these are published, at the parallel sizes in the table (TP 16 is none of them).
-Linear layers in other formats (fp8 with a scale per channel, int8, int4, nvfp4) have Definitions for the models that
-their descriptions name, and not for all layers of these. Each Definition was run, or is among those above that await a
-run. Two things are omitted: parallel sizes that do not divide a model's heads, features or experts, or that would split
-a block of 128 features sharing an fp8 scale; and ops that no family covers, which [coverage.md](coverage.md) lists.
+Every size is run separately. Each head count, page size, vocabulary size, hidden size, projection width, and number of
+experts in `models/needs/` has its own Definition, in the published formats, at the parallel sizes in the table (not TP
+16). Linear layers in other formats (fp8 per channel, int8, int4, nvfp4) have Definitions only for some layers of the
+models that their descriptions name. Left out are parallel sizes that do not divide a model's heads, features, or
+experts, or that would split an fp8 block, and ops without a family ([coverage.md](coverage.md)).
 """
 
 AWAITING = """## Definitions that await a GPU run
@@ -194,7 +191,8 @@ def sizes(root: Path) -> list[list[str]]:
     """
     known = {one.name: one for one in definitions(root=root)}
     rows = []
-    for op_type, found in sorted(model_needs.parallel_sizes(root).items()):
+    needs = load_needs(root) if (root / "models" / "needs").is_dir() else {}
+    for op_type, found in sorted(parallel_sizes(needs.values()).items()):
         needed = [known[name] for name in found.names if name in known]
         verified = sum(VERIFIED in one.tags for one in needed)
         texts = [", ".join(map(str, sorted(values))) or "-" for values in (found.tensor, found.expert)]

@@ -1,4 +1,4 @@
-"""The command ``flashinfer-trace``. Only `add`, `verify`, `check`, `bench`, `cost` and `export` import torch."""
+"""The command ``flashinfer-trace``. torch is imported by commands that judge, verify, add, bench, cost and export."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import click
 import flashinfer_trace
 from flashinfer_trace.cli.browsing import coverage, find, list_definitions, show
 from flashinfer_trace.cli.completion import register_bash_completion
+from flashinfer_trace.cli.dumps import dump
 from flashinfer_trace.cli.group import CommandGroup
 from flashinfer_trace.cli.judgment import bench, check, cost, export
 from flashinfer_trace.cli.maintenance import add, sync, validate
+from flashinfer_trace.cli.many import check_many
 from flashinfer_trace.cli.verification import verify
 from flashinfer_trace.format.roots import PATH_VARIABLE
-
-__all__ = ["main"]
 
 
 @click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -36,7 +36,9 @@ def main(context: click.Context, roots: tuple[str, ...]) -> None:
     The dataset is $FLASHINFER_TRACE_ROOT, or the checkout that contains the current directory, or the installed one.
 
     To complete commands, names, op_types and tags in bash (for zsh or fish, replace bash):
-    eval "$(_FLASHINFER_TRACE_COMPLETE=bash_source flashinfer-trace)"
+
+    \b
+      eval "$(_FLASHINFER_TRACE_COMPLETE=bash_source flashinfer-trace)"
     """
     if roots:  # in the environment, where processes that the command starts find them too
         before = os.environ.get(PATH_VARIABLE, "")
@@ -47,6 +49,21 @@ def main(context: click.Context, roots: tuple[str, ...]) -> None:
     os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(cache / "flashinfer-trace" / "hypothesis"))
 
 
-for command in (validate, list_definitions, find, show, coverage, add, sync, verify, check, bench, cost, export):
+for command in (
+    validate,
+    list_definitions,
+    find,
+    show,
+    coverage,
+    add,
+    sync,
+    verify,
+    check,
+    check_many,
+    bench,
+    cost,
+    export,
+    dump,
+):
     main.add_command(command)
 register_bash_completion()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,16 +11,16 @@ from typing import Any
 import click
 
 from flashinfer_trace.cli import completion
+from flashinfer_trace.cli.dumps import definition_named
 from flashinfer_trace.cli.group import echo_json
-from flashinfer_trace.cli.options import counted, dataset_root, format_option, text_table
+from flashinfer_trace.cli.options import counted, dataset_root, format_option, is_file, text_table, width
 from flashinfer_trace.dataset import store
+from flashinfer_trace.dataset.dumps import is_dump, read_dump
 from flashinfer_trace.dataset.evidence import Entry, kernels_today, proofs
 from flashinfer_trace.dataset.finding import Catalog, check_filters, constants, distinguishing
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.format.naming import load_naming
 from flashinfer_trace.kernels.names import CALLED, KINDS
-
-__all__ = ["coverage", "find", "list_definitions", "show"]
 
 
 @click.command("list")
@@ -60,7 +61,10 @@ def _pairs(values: Mapping[str, str]) -> str:
 @click.argument("words", nargs=-1, required=True, metavar="WORD|KEY=VALUE...", shell_complete=completion.words)
 @format_option
 def find(words: tuple[str, ...], output_format: str) -> None:
-    """Find Definitions: `flashinfer-trace find llama-3.1-70b tp=8 decode attention`.
+    """Find Definitions by words and sizes.
+
+    \b
+      flashinfer-trace find llama-3.1-70b tp=8 decode attention
 
     A word is an op_type, a family, a name (or a glob), a part of these, a model (or the beginning of several names,
     such as qwen3), a stage, a quantization, or a word that begins a description. KEY=VALUE is tp=8, ep=8, model=NAME,
@@ -121,30 +125,63 @@ def _ran_on(runs: Sequence[Entry]) -> str:
 
 
 @click.command()
-@click.argument("name", shell_complete=completion.names)
+@click.argument("name", metavar="NAME|FILE", shell_complete=completion.names)
 @format_option
 def show(name: str, output_format: str) -> None:
-    """Print one Definition: axes, inputs, outputs, constraints, the kernels that ran, and the reference."""
+    """Print one Definition: axes, inputs, outputs, constraints, the kernels that ran, and the reference.
+
+    A FILE may be a Definition or a dump of FlashInfer's.
+    """
     root = dataset_root()
-    definition = store.load(name)
+    dumped = is_file(name) and is_dump(Path(name))
+    definition = read_dump(Path(name)).definition if dumped else definition_named(name)
     if output_format == "json":
         echo_json(definition.to_dict())
         return
     rows = []
     for axis in definition.axes.values():
         value = "variable" if axis.value is None else str(axis.value)
-        rows.append(["  axis", axis.name, value, axis.description])
+        rows.append([_styled("  axis"), axis.name, value, axis.description])
     for kind, specs in (("input", definition.inputs), ("output", definition.outputs)):
         for spec in specs.values():
             shape = "scalar" if spec.shape is None else f"[{', '.join(spec.shape)}]"
-            rows.append([f"  {kind}", spec.name, f"{spec.dtype} {shape}", spec.description])
-    click.echo(f"{definition.name} ({definition.op_type})\n{definition.description}\n\n{text_table(rows)}")
+            rows.append([_styled(f"  {kind}"), spec.name, f"{spec.dtype} {shape}", spec.description])
+    heading = f"{click.style(definition.name, bold=True)} ({definition.op_type})"
+    click.echo(f"{heading}\n{_wrapped(definition.description)}\n\n{text_table(rows)}")
     for constraint in definition.constraints:
-        click.echo(f"  where   {constraint}")
+        click.echo(_wrapped(f"  {_styled('where')}   {constraint}", 10))
     own = [tag for tag in definition.tags if tag.partition(":")[0] not in KINDS]
-    for kernel, state in kernel_states(definition, definition.root or root):
-        click.echo(f"  kernel  {kernel}: {state}")
-    click.echo(f"  tags    {' '.join(own)}\n\n{definition.reference}")
+    for kernel, state in () if dumped else kernel_states(definition, definition.root or root):
+        click.echo(_wrapped(f"  {_styled('kernel')}  {kernel}: {state}", 10))
+    if dumped:
+        click.echo(f"  `flashinfer-trace dump {name}` says what it is here")
+    tags = _wrapped(f"  {_styled('tags')}    {' '.join(own)}", 10)
+    click.echo(f"{tags}\n\n{_highlighted(definition.reference)}")
+
+
+def _styled(label: str) -> str:
+    return click.style(label, fg="cyan")
+
+
+def _wrapped(text: str, indent: int = 0) -> str:
+    """The text in lines that fit the terminal, the later ones indented; as it is if there is none."""
+    if not (columns := width()):
+        return text
+    # Escape codes take no room; a line is at most that much shorter.
+    return textwrap.fill(text, columns, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+
+
+def _highlighted(source: str) -> str:
+    """The Python source in colors, on a terminal that has them."""
+    if not width() or click.get_current_context().color is False:
+        return source
+    from rich.console import Console
+    from rich.syntax import Syntax
+
+    console = Console()
+    with console.capture() as captured:
+        console.print(Syntax(source, "python", background_color="default", word_wrap=True))
+    return captured.get()
 
 
 def kernel_states(definition: Definition, root: Path) -> list[tuple[str, str]]:

@@ -22,8 +22,6 @@ from flashinfer_trace.cli.runs import Answer, Batch, Settings, batches, recorded
 from flashinfer_trace.cli.tasks import Task
 from flashinfer_trace.harness.verify import Report
 
-__all__ = ["lost", "run_everywhere", "run_on_cluster"]
-
 #: How often a task is run again whose worker was lost.
 RETRIES = 3
 #: Seconds between two looks for an interrupt.
@@ -46,7 +44,7 @@ def run_everywhere(
         gpu: whether each task needs one.
 
     Raises:
-        ClickException: there is no such cluster, or it has no GPU although the tasks need one.
+        ClickException: the cluster does not exist, or it has no GPU although the tasks need one.
     """
     if not work:
         return

@@ -11,8 +11,6 @@ from click.shell_completion import BashComplete, CompletionItem, add_completion_
 from flashinfer_trace.dataset import store
 from flashinfer_trace.format.definition import Definition, InputError
 
-__all__ = ["models", "names", "op_types", "register_bash_completion", "tags", "words"]
-
 Completer = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
@@ -36,7 +34,7 @@ models = _completer(lambda: (path.stem for path in (store.find_root() / "models"
 
 
 def _words(definition: Definition) -> Iterator[str]:
-    """What `find` takes that is worth completing."""
+    """The words of `find` that are worth completing."""
     yield from (definition.name, definition.op_type)
     yield from (
         tag.replace(":", "=") if tag[:3] in ("tp:", "ep:") else tag.partition(":")[2] for tag in definition.tags

@@ -17,21 +17,6 @@ import click
 from flashinfer_trace.dataset.store import DatasetError
 from flashinfer_trace.judging.user_inputs import out_of_memory
 
-__all__ = [
-    "FAILED",
-    "INTERRUPTED",
-    "NOTHING_VERIFIED",
-    "NOT_JUDGED",
-    "NO_MEMORY",
-    "CommandGroup",
-    "NotJudged",
-    "echo_json",
-    "echo_json_text",
-    "ended_by_signals",
-    "finite",
-    "is_ours",
-]
-
 #: Exit statuses. 0 means success, and click exits with 2 for wrong usage. NO_MEMORY: this program ran out of memory,
 #: and not a kernel that it judges.
 FAILED = 1
@@ -67,7 +52,7 @@ class CommandGroup(click.Group):
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        """Parses the options before the command, of which `--help` and `--version` print at once."""
+        """Parses the options before the command; `--help` and `--version` print at once."""
         try:
             return super().make_context(info_name, args, parent, **extra)
         except OSError as error:
@@ -75,6 +60,12 @@ class CommandGroup(click.Group):
                 raise
             _discard_output()
             raise click.ClickException(message(error)) from error
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Lists the commands with the first sentence of each help, which is wrapped, not cut."""
+        rows = [(name, command.get_short_help_str(limit=500)) for name, command in sorted(self.commands.items())]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -142,7 +133,7 @@ def _discard_output() -> None:
 
 
 def message(error: Exception) -> str:
-    """What an error says. A line may quote a value of a file, however long that is; it is cut."""
+    """The text of an error. A line can quote a value of a file, however long that is; it is cut."""
     lines = str(error).split("\n")
     return "\n".join(line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}..." for line in lines)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from flashinfer_trace.cli import completion
+from flashinfer_trace.cli.dumps import definition_named, dumped_calls
 from flashinfer_trace.cli.group import FAILED, NOT_JUDGED, NOTHING_VERIFIED, NotJudged, echo_json
 from flashinfer_trace.cli.options import (
     ORACLE_EXAMPLES,
@@ -21,15 +22,19 @@ from flashinfer_trace.cli.options import (
     counted,
     dataset_root,
     format_option,
+    is_file,
     matching_names,
+    missing_packages,
+    progress,
     text_table,
 )
-from flashinfer_trace.cli.verification import check_device, missing_packages, parse_axes
+from flashinfer_trace.cli.verification import check_device, parse_axes
 from flashinfer_trace.dataset import store
 from flashinfer_trace.format.definition import Definition, InputError
 from flashinfer_trace.format.files import read_text, write_text
 from flashinfer_trace.judging.server import shared_server
 from flashinfer_trace.judging.submission import (
+    GIBIBYTE,
     MEMORY,
     TIMEOUTS,
     RunLimits,
@@ -39,11 +44,10 @@ from flashinfer_trace.judging.submission import (
 )
 
 if TYPE_CHECKING:
-    from flashinfer_trace.judging.bench import Benchmarks, Report
+    from flashinfer_trace.judging.bench import Benchmarks, Policy, Report
     from flashinfer_trace.judging.traffic import Workload
     from flashinfer_trace.judging.verdict import Verdict
 
-__all__ = ["bench", "check", "cost", "export"]
 
 #: Of a GPU: schema/gpus.schema.json allows no longer one.
 LONGEST_NAME = 40
@@ -51,14 +55,20 @@ LONGEST_NAME = 40
 
 @click.command()
 @click.argument("kernel", metavar="FILE.py[:FUNCTION]|SOLUTION.json")
-@click.option("-d", "--definition", "names", multiple=True, shell_complete=completion.names, help="What it computes.")
+@click.option(
+    *("-d", "--definition", "names"),
+    multiple=True,
+    metavar="NAME|FILE",
+    shell_complete=completion.names,
+    help="The Definition that it computes: a name, a file, or a FlashInfer's dump.",
+)
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
 @click.option(
     "--examples",
     type=click.IntRange(min=1),
     default=ORACLE_EXAMPLES,
     show_default=True,
-    help="Number of drawn cases that must count, beside the family's corners.",
+    help="Number of drawn cases that must count, in addition to the family's corners.",
 )
 @click.option("--seed", type=SEEDS, help="Seed of all draws, to repeat a run [fresh entropy].")
 @click.option(
@@ -80,6 +90,13 @@ LONGEST_NAME = 40
     metavar="GIB",
     help="GiB that its process may take beyond what it has before the kernel is loaded [no limit].",
 )
+@click.option("--keep-going", is_flag=True, help="Run the other cases after a failure; the tally says which are right.")
+@click.option(
+    "--save-case",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Write the first failing case into this new directory: tensors, and a script that repeats the failure.",
+)
 @click.option("--verbose", is_flag=True, help="Print all that is known of the verdict, not four lines.")
 @format_option
 def check(
@@ -92,6 +109,8 @@ def check(
     full: bool,
     timeout: float | None,
     memory: float | None,
+    keep_going: bool,
+    save_case: Path | None,
     verbose: bool,
     output_format: str,
 ) -> None:
@@ -104,14 +123,17 @@ def check(
 
     The answer is four lines: the verdict, the worst element, why its bound is what it is, and how to repeat the run.
 
-    Exit status: 0 reference-grade or kernel-grade, 1 wrong, 2 wrong usage, 3 no case could have failed, 4 not judged
-    (it could not be loaded, a package is missing, the GPU has no memory left, it needs a GPU or --full), 5 the command
-    itself ran out of memory, 130 interrupted.
+    Exit status: 0 reference-grade or kernel-grade, 1 wrong, 2 wrong usage, 3 no case could have failed, 4 not judged, 5
+    the command itself ran out of memory, 130 interrupted. A kernel is not judged if it cannot be loaded, a package is
+    missing, the GPU has no memory left, or it needs a GPU or --full.
     """
     if twin and full:
         raise click.UsageError("--twin and --full are different sizes; give one of them")
     if len(names) > 1:
         raise click.UsageError(f"-d names one Definition, not {len(names)}: check {', '.join(names)} one by one")
+    if save_case is not None and (save_case.exists() or not find_spec("safetensors")):
+        why = "exists; name a new directory" if save_case.exists() else "needs safetensors: pip install safetensors"
+        raise click.UsageError(f"--save-case {save_case}: {why}")
     dataset_root()
     try:
         submission = from_path(kernel)
@@ -122,7 +144,7 @@ def check(
         raise click.UsageError(
             "name the Definition that the kernel computes: -d NAME (`flashinfer-trace list` shows all)"
         )
-    definition = store.load(wanted)
+    definition = definition_named(wanted)
     server = shared_server() if find_spec("torch") else None  # imports torch while this process does
     with missing_packages(raised=NotJudged):
         import torch
@@ -132,25 +154,47 @@ def check(
     if device == "cpu":
         torch.set_num_threads(1)
     try:
-        verdict = judge(
-            submission,
-            definition,
-            device=device,
-            examples=examples,
-            seed=seed,
-            twin=twin if twin or full else None,
-            limits=RunLimits.of(timeout, memory),
-            server=server,
-        )
+        with progress(None, output_format, f"judging {kernel} for {definition.name} on {device}"):
+            verdict = judge(
+                submission,
+                definition,
+                device=device,
+                examples=examples,
+                seed=seed,
+                twin=twin if twin or full else None,
+                limits=RunLimits.of(timeout, memory),
+                server=server,
+                keep_going=keep_going,
+            )
     except SubmissionError as error:
         raise click.UsageError(str(error)) from error
+    if is_file(wanted):
+        verdict.replay = verdict.replay.replace(f"-d {definition.name}", f"-d {shlex.quote(wanted)}")
     if output_format == "json":
         echo_json(verdict.to_dict())
     else:
         click.echo(str(verdict) if verbose else verdict.summary())
         if not verbose and not verdict.kept_apart:
             click.echo("warning: this system did not keep it from the judge's memory; Linux 5.19 can", err=True)
+    if save_case is not None:
+        _save_case(verdict, submission, save_case)
     sys.exit(_status(verdict))
+
+
+def _save_case(verdict: Verdict, submission: Submission, directory: Path) -> None:
+    """Writes the failing case of a verdict, if it has one, whole or not at all."""
+    from flashinfer_trace.judging.export.directory import ExportError, new_directory
+
+    case = verdict.failing_case()
+    if case is None:
+        click.echo("no case was saved: the kernel failed none", err=True)
+        return
+    try:
+        with new_directory(directory) as new:
+            case.save(new, submission)
+    except ExportError as error:
+        raise click.UsageError(str(error)) from error
+    click.echo(f"saved the failing case in {directory}; `python {directory}/repeat.py` repeats it", err=True)
 
 
 def _status(verdict: Verdict) -> int:
@@ -162,7 +206,7 @@ def _status(verdict: Verdict) -> int:
 
 
 @click.command()
-@click.argument("name", shell_complete=completion.names)
+@click.argument("name", metavar="NAME|FILE", shell_complete=completion.names)
 @click.option(
     "--axes",
     multiple=True,
@@ -179,7 +223,7 @@ def cost(name: str, axes: dict[str, int] | None, seed: int | None, workload: str
     experts that the inputs name, and pairs under the mask. `schema/gpus.json` has the figures of the GPUs.
     """
     root = dataset_root()
-    definition = store.load(name)
+    definition = definition_named(name)
     with missing_packages():
         from flashinfer_trace.judging.costs.shapes import cost_at
         from flashinfer_trace.judging.costs.work import load_gpus, microseconds, roofline
@@ -197,7 +241,7 @@ def cost(name: str, axes: dict[str, int] | None, seed: int | None, workload: str
     if output_format == "json":
         echo_json(
             {
-                **{"definition": name, "axes": actual, "bytes_read": found.bytes_read},
+                **{"definition": definition.name, "axes": actual, "bytes_read": found.bytes_read},
                 **{"bytes_written": found.bytes_written, "operations": dict(found.operations)},
                 "intensity": found.intensity,
                 "seconds": {gpu: None if time is None else time.seconds for gpu, time in times.items()},
@@ -205,7 +249,7 @@ def cost(name: str, axes: dict[str, int] | None, seed: int | None, workload: str
         )
         return
     at = ", ".join(f"{axis} = {value}" for axis, value in actual.items())
-    click.echo(f"{name} at {f'{workload}: ' if workload else ''}{at}")
+    click.echo(f"{definition.name} at {f'{workload}: ' if workload else ''}{at}")
     click.echo(f"  reads {found.bytes_read:,} bytes, writes {found.bytes_written:,}")
     operations = ", ".join(f"{count:,} in {dtype}" for dtype, count in found.operations.items())
     click.echo(f"  operations: {operations or 'none'}; {found.intensity:.3g} per byte")
@@ -217,37 +261,53 @@ def cost(name: str, axes: dict[str, int] | None, seed: int | None, workload: str
 
 
 @click.command()
-@click.argument("form", type=click.Choice(["fib", "kernelbench"]))
+@click.argument("form", type=click.Choice(["fib", "kernelbench", "apply"]))
 @click.argument("out", type=click.Path(path_type=Path))
-@click.argument("names", nargs=-1, metavar="[NAME|GLOB]...", shell_complete=completion.names)
+@click.argument("names", nargs=-1, metavar="[NAME|GLOB|FILE]...", shell_complete=completion.names)
+@click.option("--kernel", metavar="FILE.py[:FUNCTION]", help="Of apply: your kernel, whose function is run by default.")
 @click.option(
     "--workloads",
     "extent",
     type=click.Choice(["quick", "full"]),
-    help="Of a TraceSet: those of a short benchmark, or all [quick].",
+    help="For a TraceSet: the workloads of a short benchmark, or all [quick].",
 )
 @format_option
-def export(form: str, out: Path, names: tuple[str, ...], extent: str | None, output_format: str) -> None:
+def export(
+    form: str, out: Path, names: tuple[str, ...], kernel: str | None, extent: str | None, output_format: str
+) -> None:
     """Write Definitions for another evaluator into the new directory OUT.
 
     fib: a TraceSet, with workloads and solutions, for `flashinfer-bench run --local OUT`. kernelbench: a problem in
     the form of KernelBench for each Definition with one output and floating-point inputs of one dtype. NAME is a
     Definition or a glob (default: the whole dataset).
 
-    What an evaluator cannot judge is left out, and OUT/left_out.json says why. OUT is complete, or not there at all.
+    apply: solutions for flashinfer.trace_apply with your --kernel, for the calls whose dumps are the FILEs.
+    OUT/guard.py enables them, for no call that differs in what trace_apply's key leaves out, such as an epsilon.
+
+    OUT/left_out.json names everything that an evaluator cannot judge, and why. OUT is complete, or not there at all.
     """
     if form != "fib" and extent is not None:
         raise click.UsageError(f"--workloads {extent} is for fib: {form} has problems without workloads; leave it out")
+    if (form == "apply") != (kernel is not None):
+        raise click.UsageError("apply writes solutions with your --kernel, and only apply does")
     dataset_root()
-    chosen = [store.load(name) for name in matching_names(names)]
-    with missing_packages("export"):
+    if form == "apply":
+        calls = dumped_calls(names)
+        chosen = [match.definition for _, match in calls]
+    else:
+        chosen = [store.load(name) for name in matching_names(names)]
+    with missing_packages():
+        from flashinfer_trace.judging.export.apply import write_solutions
         from flashinfer_trace.judging.export.directory import ExportError, new_directory
         from flashinfer_trace.judging.export.kernelbench import write_problems
         from flashinfer_trace.judging.export.trace_set import write_trace_set
     try:
-        with new_directory(out) as directory, _progress(len(chosen), output_format) as advance:
+        with new_directory(out) as directory, progress(len(chosen), output_format) as advance:
             if form == "fib":
                 summary = write_trace_set(directory, chosen, advance, extent == "full")
+            elif kernel is not None:
+                file, _, function = kernel.partition(":")
+                summary = write_solutions(directory, calls, Path(file), function or "run")
             else:
                 summary = write_problems(directory, chosen, advance)
             if not summary.definitions:
@@ -259,24 +319,12 @@ def export(form: str, out: Path, names: tuple[str, ...], extent: str | None, out
         counts = {"definitions": summary.definitions, "workloads": summary.workloads, "solutions": summary.solutions}
         echo_json({"out": str(out), **counts, "left_out": summary.left_out})
         return
-    parts = [counted(summary.definitions, "Definition"), counted(summary.workloads, "workload")]
+    parts = [counted(summary.definitions, "Definition")]
+    parts += [counted(summary.workloads, "workload")] if form != "apply" else []
     parts += [counted(summary.solutions, "solution")] if summary.solutions else []
     click.echo(f"{out}: {', '.join(parts)}")
     for count, reason in summary.reasons:
         click.echo(f"  left out {counted(count, 'Definition')}: {reason}")
-
-
-@contextmanager
-def _progress(total: int, output_format: str) -> Iterator[Callable[[str], None]]:
-    """Shows a progress bar on standard error if that is a terminal; prints nothing otherwise."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    hidden = output_format == "json" or not sys.stderr.isatty()
-    with Progress(*columns, console=Console(stderr=True), disable=hidden) as progress:
-        task = progress.add_task("", total=total)
-        yield lambda label: progress.update(task, description=label, advance=1)
 
 
 #: Seconds for each workload of a short benchmark, and of a whole one.
@@ -284,22 +332,28 @@ SECONDS = {"quick": 6.0, "full": 15.0}
 
 
 @click.command()
-@click.argument("kernel", metavar="[FILE.py[:FUNCTION]|SOLUTION.json]", required=False)
+@click.argument("kernels", metavar="[FILE.py[:FUNCTION]|SOLUTION.json]...", nargs=-1)
 @click.option(
     "-d",
     "--definition",
     "names",
     multiple=True,
-    metavar="NAME|GLOB",
+    metavar="NAME|GLOB|FILE",
     shell_complete=completion.names,
-    help="What it computes; repeatable.",
+    help="The Definition that it computes; repeatable.",
 )
 @click.option(
     "--workloads",
     "chosen",
     default="quick",
     show_default=True,
-    help="quick, full, names with commas, or a FILE of names.",
+    help="quick, full, largest (of those that fit --memory), names with commas, or a FILE of names.",
+)
+@click.option(
+    "--memory",
+    type=RealRange(*MEMORY),
+    metavar="GIB",
+    help="GiB of the GPU that may be used; workloads whose kernels need more are skipped [all that is free].",
 )
 @click.option(
     "--seconds",
@@ -310,7 +364,7 @@ SECONDS = {"quick": 6.0, "full": 15.0}
 @click.option("--device", default="cuda", show_default=True, help="cuda or cuda:N.")
 @click.option("--warm", is_flag=True, help="Leave the inputs in the cache.")
 @click.option("--graph", is_flag=True, help="Replay each call as a CUDA graph.")
-@click.option("--seed", type=SEEDS, help="Seed of the judgement [fresh entropy].")
+@click.option("--seed", type=SEEDS, help="Seed of the judgment [fresh entropy].")
 @click.option("--budget", type=RealRange(min=0), metavar="SECONDS", help="After which no further Definition is begun.")
 @click.option(
     "--record", type=click.Path(file_okay=False, path_type=Path), help="Append the times of real kernels to DIR/<gpu>/."
@@ -320,9 +374,10 @@ SECONDS = {"quick": 6.0, "full": 15.0}
 @format_option
 # Longer than other functions here: every option of the command is a parameter.
 def bench(
-    kernel: str | None,
+    kernels: tuple[str, ...],
     names: tuple[str, ...],
     chosen: str,
+    memory: float | None,
     seconds: float | None,
     against: tuple[str, ...],
     device: str,
@@ -335,10 +390,11 @@ def bench(
     figure: Path | None,
     output_format: str,
 ) -> None:
-    """Judge a kernel of your own, then time it on a GPU beside the real kernels of its Definition.
+    """Judge kernels of your own, then time them on a GPU next to the real kernels of their Definition.
 
-    Without a kernel, the real ones are timed. Each call has a cold cache and each set of inputs is new; every output of
-    a timed call is judged. docs/benchmarking.md says how, and what can be believed.
+    Without a kernel, the real ones are timed. Several are compared in one run, on the same inputs' shapes and clocks.
+    Each call has a cold cache and each set of inputs is new; every output of a timed call is judged.
+    docs/benchmarking.md says how, and what can be believed.
 
     Of several Definitions, each is printed and recorded as soon as it is timed. One that cannot be is reported, and the
     others go on.
@@ -347,8 +403,8 @@ def bench(
     itself ran out of memory, 130 interrupted.
     """
     root = dataset_root()
-    submission = _submission(kernel)
-    definitions = _definitions(names or ((submission.definition,) if submission else ()), root)
+    submissions = [_submission(kernel) for kernel in kernels]
+    definitions = _definitions(names or tuple({one.definition for one in submissions} - {""}), root)
     if figure is not None and len(definitions) > 1:
         raise click.UsageError(f"--figure draws one Definition, and {len(definitions)} are chosen")
     if missing and record is None:
@@ -372,16 +428,17 @@ def bench(
                 echo_json(benching.Benchmarks().to_dict())
             sys.exit(0)
     seconds = SECONDS.get(chosen, SECONDS["full"]) if seconds is None else seconds
-    policy = benching.Policy(seconds=seconds, warm=warm, graph=graph)
+    budget_bytes = None if memory is None else int(memory * GIBIBYTE)
+    policy = benching.Policy(seconds=seconds, warm=warm, graph=graph, memory=budget_bytes)
     numbers = {one.name: number for number, one in enumerate(definitions, 1)}
 
     def measured(definition: Definition) -> Report:
         if len(definitions) > 1:
             click.echo(f"{definition.name} ({numbers[definition.name]} of {len(definitions)})", err=True)
         return benching.bench(
-            submission,
+            submissions,
             definition,
-            _chosen(definition, chosen),
+            _chosen(definition, chosen, policy),
             device=device,
             policy=policy,
             against=against or None,
@@ -412,7 +469,7 @@ def bench(
 def _bench_status(found: Benchmarks) -> int:
     from flashinfer_trace.judging.verdict import Grade
 
-    if any(one.verdict is not None and one.verdict.grade == Grade.NOT_JUDGED for one in found.reports):
+    if any(verdict.grade == Grade.NOT_JUDGED for one in found.reports for verdict in one.verdicts):
         return NOT_JUDGED
     return FAILED if not found.passed else 0 if found.timed else NOTHING_VERIFIED
 
@@ -435,11 +492,13 @@ def _definitions(patterns: Sequence[str], root: Path) -> list[Definition]:
     """The Definitions that are named: by globs, or by a Solution."""
     if not any(patterns):
         raise click.UsageError("name the Definition that is timed: -d NAME (`flashinfer-trace list` shows all)")
-    return [store.load(name) for name in matching_names(patterns)]
+    files = [definition_named(one) for one in patterns if is_file(one)]
+    names = [one for one in patterns if not is_file(one)]
+    return [*files, *map(store.load, matching_names(names) if names else ())]
 
 
 def _tell(found: Benchmarks, budget: float | None) -> None:
-    """What could not be timed, and what is left for another time."""
+    """Tells which Definitions could not be timed, and which are left for another time."""
     for name, why in found.failed.items():
         click.echo(f"failed: {name}: {why}", err=True)
     if found.left:
@@ -447,17 +506,22 @@ def _tell(found: Benchmarks, budget: float | None) -> None:
         click.echo(" ".join(found.left), err=True)
 
 
-def _submission(kernel: str | None) -> Submission | None:
+def _submission(kernel: str) -> Submission:
     try:
-        return from_path(kernel) if kernel else None
+        return from_path(kernel)
     except SubmissionError as error:
         raise click.UsageError(str(error)) from error
 
 
-def _chosen(definition: Definition, chosen: str) -> list[Workload]:
-    """The workloads that were asked for: quick ones, all, or those of a list or a file of names."""
+def _chosen(definition: Definition, chosen: str, policy: Policy) -> list[Workload]:
+    """The workloads that were asked for: quick ones, all, the largest that fits, or those that a list or file names."""
+    from flashinfer_trace.judging.bench.measure import workload_bytes
     from flashinfer_trace.judging.traffic import workloads
 
+    if chosen == "largest":
+        sizes = [(workload_bytes(definition, one), number, one) for number, one in enumerate(workloads(definition))]
+        fitting = [size for size in sizes if not policy.too_large(size[0])] or [min(sizes)]
+        return [max(fitting)[2]]
     if chosen == "full":
         return list(workloads(definition))
     if chosen == "quick":
@@ -484,8 +548,8 @@ def _draw(report: Report, root: Path, path: Path) -> None:
 
 
 def _print(report: Report) -> None:
-    if report.verdict is not None:
-        click.echo(str(report.verdict))
+    for verdict in report.verdicts:
+        click.echo(str(verdict))
     where: Any = report.environment
     how = f"{'warm' if report.warm else 'cold'} cache{', CUDA graph' if report.graph else ''}"
     click.echo(f"{report.definition} on {where.gpu}, torch {where.torch}: {how}, {report.seconds:.0f} s")

@@ -1,9 +1,9 @@
-"""flashinfer-trace add, validate and sync. What they call is imported when they run."""
+"""flashinfer-trace add, validate and sync. Imports are deferred until they run."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +11,15 @@ import click
 
 from flashinfer_trace.cli import completion
 from flashinfer_trace.cli.group import FAILED, echo_json, echo_json_text
-from flashinfer_trace.cli.options import ORACLE_EXAMPLES, counted, dataset_root, format_option, matching_names
-from flashinfer_trace.cli.verification import missing_packages
+from flashinfer_trace.cli.options import (
+    ORACLE_EXAMPLES,
+    counted,
+    dataset_root,
+    format_option,
+    matching_names,
+    missing_packages,
+    progress,
+)
 from flashinfer_trace.dataset import store
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.format.files import json_text, write_text
@@ -20,7 +27,6 @@ from flashinfer_trace.format.files import json_text, write_text
 if TYPE_CHECKING:
     from flashinfer_trace.harness.verify import Report
 
-__all__ = ["add", "sync", "validate"]
 
 #: Directories of JSON files that are neither Definitions nor evidence, what they have, and what checks it.
 OTHER_FILES = (
@@ -47,9 +53,13 @@ def validate(paths: tuple[Path, ...], release: bool, output_format: str) -> None
     for path in paths:
         _refuse_other_files(path, root)
     own = {one: [path for path in paths if store.root_of(path) == one] for one in store.find_roots()}
-    results = [
-        validate_paths(chosen or [one], one, release=release) for one, chosen in own.items() if chosen or not paths
-    ]
+    total = None if paths else len(store.definition_paths())
+    with progress(total, output_format, "reading") as advance:
+        results = [
+            validate_paths(chosen or [one], one, release=release, advance=advance)
+            for one, chosen in own.items()
+            if chosen or not paths
+        ]
     result = Result(sum(one.checked for one in results), [problem for one in results for problem in one.problems])
     if output_format == "json":
         echo_json_text(format_json(result))
@@ -125,7 +135,7 @@ def _chosen(names: Sequence[str]) -> list[str]:
 @click.command()
 @click.argument("family")
 @click.argument("axes", nargs=-1, required=True, metavar="AXIS=VALUE...")
-@click.option("--description", default="", help="What the Definition computes [taken from others of the family].")
+@click.option("--description", default="", help="Text of the Definition [taken from others of the family].")
 def add(family: str, axes: tuple[str, ...], description: str) -> None:
     """Add a Definition of a known family at new sizes: one file, proven against the oracle and valid.
 
@@ -136,11 +146,23 @@ def add(family: str, axes: tuple[str, ...], description: str) -> None:
 
     Exit status: 0 written, 1 it is refused, and nothing changed, 2 wrong usage, 130 interrupted.
     """
+    dataset_root()  # warns of code from elsewhere
+    _report(*write_new(family, _values(axes), description))
+
+
+def write_new(
+    family: str, values: Mapping[str, int], description: str = ""
+) -> tuple[Path, dict[str, Any], Report, list[Path]]:
+    """Writes a Definition of a family at new sizes, proven against the oracle, into the dataset or the last root.
+
+    Returns its path and JSON, what its verification says, and the other files that changed.
+
+    Raises:
+        AddError: it cannot be made, or is not proven; nothing changed.
+    """
     from flashinfer_trace.dataset import sync as derived
     from flashinfer_trace.dataset.add import AddError, new_definition
 
-    values = _values(axes)
-    dataset_root()  # warns of code from elsewhere
     root = store.find_roots()[-1]
     data = new_definition(root, family, values, description)
     path = root / "definitions" / data["op_type"] / f"{data['name']}.json"
@@ -155,7 +177,7 @@ def add(family: str, axes: tuple[str, ...], description: str) -> None:
         path.unlink(missing_ok=True)
         derived.sync_data_files(root, write=True)  # as they were without it
         raise
-    _report(path, data, report, [one for one, _ in changed if one != path])
+    return path, data, report, [one for one, _ in changed if one != path]
 
 
 def _values(axes: Sequence[str]) -> dict[str, int]:
@@ -170,7 +192,7 @@ def _values(axes: Sequence[str]) -> dict[str, int]:
 
 
 def _proven(definition: Definition) -> Report:
-    """What verification against the oracle says, if a kernel of the family's record takes these sizes."""
+    """The report of verification against the oracle, if a kernel of the family's record takes these sizes."""
     with missing_packages():
         import torch
 

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import math
 import os
-from collections.abc import Sequence
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,22 +23,6 @@ if TYPE_CHECKING:
     from flashinfer_trace.format.definition import Definition
     from flashinfer_trace.judging.traffic import Workload
 
-__all__ = [
-    "CPU_JOBS",
-    "GPU_JOBS",
-    "ORACLE_EXAMPLES",
-    "SEEDS",
-    "SHARED_FROM",
-    "RealRange",
-    "chosen_workloads",
-    "counted",
-    "dataset_root",
-    "format_option",
-    "matching_names",
-    "text_row",
-    "text_table",
-    "usual_jobs",
-]
 
 #: Default number of real cases in which a reference is compared with its oracle.
 ORACLE_EXAMPLES = 20
@@ -42,6 +31,9 @@ ORACLE_EXAMPLES = 20
 SHARED_FROM = 20
 #: How many at most on the CPU; and on each GPU, which one process leaves idle while Python prepares its next case.
 CPU_JOBS, GPU_JOBS = 4, 8
+
+#: How narrow a column of a table can become, in characters.
+NARROWEST = 12
 
 #: What every option --seed takes.
 SEEDS = click.IntRange(0, LARGEST_SEED)
@@ -108,6 +100,23 @@ def chosen_workloads(definition: Definition, names: Sequence[str], option: str) 
     return [one for name, one in every.items() if name in names]
 
 
+def is_file(text: str) -> bool:
+    """Whether an argument means a file, and not a name or a glob of names."""
+    return text.endswith(".json") or "/" in text
+
+
+@contextmanager
+def missing_packages(
+    extra: str = "verify", raised: type[click.ClickException] = click.ClickException
+) -> Iterator[None]:
+    """Adds to an ImportError how to install what is missing."""
+    try:
+        yield
+    except ImportError as error:
+        message = f"{error}; `pip install 'flashinfer-trace[{extra}]'` installs it"
+        raise raised(message) from error
+
+
 def usual_jobs(definitions: int, gpus: int) -> int:
     """Processes for so many Definitions, on the CPU or so many GPUs.
 
@@ -124,21 +133,67 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def text_table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
-    """A table for people, headings first. Nothing is wrapped or cut, so that every cell can be found by a search.
+def width() -> int:
+    """Columns of the terminal that standard output is; 0, which means no limit, if it is a file or a pipe."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+
+
+def text_table(rows: Sequence[Sequence[str]], right: Sequence[int] = (), columns: int | None = None) -> str:
+    """A table for people, headings first. On a terminal, long cells are wrapped to fit it.
+
+    Elsewhere, nothing is wrapped or cut, so every cell can be found by a search.
 
     Args:
-        rows: cells, which may contain colours.
+        rows: cells, which can contain colors.
         right: indices of the right-aligned columns.
+        columns: of the screen; 0 for no limit. By default those of the terminal.
     """
     widths = [max(len(click.unstyle(cell)) for cell in column) for column in zip(*rows, strict=True)]
-    return "\n".join(text_row(row, widths, right) for row in rows)
+    fitting = fitted(widths, width() if columns is None else columns)
+    return "\n".join(text_row(row, fitting, right) for row in rows)
+
+
+def fitted(widths: Sequence[int], columns: int) -> list[int]:
+    """The widths of columns; the widest are narrowed until a table fits the screen."""
+    found = list(widths)
+    while columns and sum(found) + 2 * (len(found) - 1) > columns and max(found) > NARROWEST:
+        found[found.index(max(found))] -= 1
+    return found
 
 
 def text_row(cells: Sequence[str], widths: Sequence[int], right: Sequence[int] = ()) -> str:
-    """A row of `text_table` with columns of these widths."""
-    padded = []
-    for index, (cell, width) in enumerate(zip(cells, widths, strict=True)):
-        space = " " * (width - len(click.unstyle(cell)))
-        padded.append(space + cell if index in right else cell + space)
-    return "  ".join(padded).rstrip()
+    """A row of `text_table` with columns of these widths, over several lines if a cell is longer."""
+    parts = [_wrapped(cell, width) for cell, width in zip(cells, widths, strict=True)]
+    lines = []
+    for line in itertools.zip_longest(*parts, fillvalue=""):
+        padded = []
+        for index, (cell, width) in enumerate(zip(line, widths, strict=True)):
+            space = " " * (width - len(click.unstyle(cell)))
+            padded.append(space + cell if index in right else cell + space)
+        lines.append("  ".join(padded).rstrip())
+    return "\n".join(lines)
+
+
+def _wrapped(cell: str, width: int) -> list[str]:
+    plain = click.unstyle(cell)
+    return [cell] if len(plain) <= width else textwrap.wrap(plain, width, break_on_hyphens=False) or [""]
+
+
+@contextmanager
+def progress(total: int | None, output_format: str, label: str = "") -> Iterator[Callable[[str], None]]:
+    """Shows progress on standard error if that is a terminal; prints nothing otherwise.
+
+    Args:
+        total: steps, each of which calls what is yielded with its label; None if nobody knows how many.
+        output_format: nothing is shown for ``json``.
+        label: what is shown first.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    known = (MofNCompleteColumn(),) if total is not None else ()
+    columns = (BarColumn(), *known, TimeElapsedColumn(), TextColumn("{task.description}"))
+    hidden = output_format == "json" or not sys.stderr.isatty()
+    with Progress(*columns, console=Console(stderr=True), disable=hidden, transient=True) as shown:
+        task = shown.add_task(label, total=total)
+        yield lambda name: shown.update(task, description=name, advance=1)

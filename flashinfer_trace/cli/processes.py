@@ -30,8 +30,6 @@ from flashinfer_trace.sandbox.confine import STRONGEST
 from flashinfer_trace.sandbox.fork_server import available
 from flashinfer_trace.verdict.tensors import torch_dtype
 
-__all__ = ["ANSWERS_WITHIN", "memory_of_weights", "run_in_processes"]
-
 #: Seconds within which a process answers for each Definition that it verifies with its kernels. The slowest took 120 on
 #: an H200 with eight processes; where FlashInfer compiles its kernels first, that takes minutes more.
 ANSWERS_WITHIN = 1200.0
@@ -54,7 +52,7 @@ JUDGED = 28
 
 
 class Answers(NamedTuple):
-    """What a process answers for one Definition.
+    """The answer of a process for one Definition.
 
     Attributes:
         batch: the answers.
@@ -119,13 +117,13 @@ class Work:
 
 
 class Queue:
-    """Groups of tasks that wait for a process, and for room on its GPU beside what other processes verify there.
+    """Groups of tasks that wait for a process, and for room on its GPU next to the work of other processes.
 
     How much a Definition needs is found out from those of its family that went before: where weights are most of it,
     how many times their estimate, elsewhere how much besides.
 
     Args:
-        groups: on GPUs, those with the largest weights go first, so that small ones fill the room that they leave.
+        groups: on GPUs, those with the largest weights go first, and small ones fill the room that they leave.
         room: device -> bytes of its memory.
     """
 
@@ -186,8 +184,8 @@ def run_in_processes(tasks: Sequence[Task], settings: Settings, jobs: int) -> It
     on with what is left. A warning on standard error says so where references could not be isolated, or not fully.
 
     On GPUs, each Definition goes to the next process, if its GPU has room for it: see `Queue`. The processes share all
-    GPUs, or the one that `settings` names. What lacks memory beside others is verified again with more, and a process
-    that keeps more than half of its share of a GPU is replaced.
+    GPUs, or the one that `settings` names. Jobs that run out of memory are retried with more, and
+    a process that keeps more than half of its share of a GPU is replaced.
     """
     if settings.device == "cpu" and not settings.full and not available():
         click.echo("warning: this platform cannot isolate references", err=True)
@@ -212,7 +210,7 @@ def _answered(
     queue = Queue(groups, room)
     share = {device: room[device] * len(devices) / (2 * jobs) for device in devices}
     try:
-        with _no_interrupt():
+        with no_interrupt():
             for number in range(min(jobs, len(queue))):
                 helpers.append(_Helper(devices[number % len(devices)]))
         _begin(queue, helpers, settings)
@@ -227,7 +225,7 @@ def _answered(
                     helper.kill()
                     helpers.remove(helper)
                     if queue:
-                        with _no_interrupt():
+                        with no_interrupt():
                             helpers.append(_Helper(helper.device))
                 _begin(queue, helpers, settings)
                 if not again:
@@ -235,7 +233,7 @@ def _answered(
         for helper in helpers:
             helper.finish()
     finally:
-        with _no_interrupt():
+        with no_interrupt():
             for helper in helpers:
                 helper.terminate()
             for helper in helpers:
@@ -324,7 +322,7 @@ class _Helper:
         return self._lost(f"did not answer within {ANSWERS_WITHIN:g} s: a kernel hangs, or the machine is overloaded")
 
     def _lost(self, text: str) -> tuple[Sequence[Task], Answers]:
-        """What it was verifying, which failed. Then it has no work."""
+        """The failed work that it was verifying. Then it has no work."""
         self.work, tasks = None, self.left.pop(0)
         names = [(task.definition.name, task.target) for task in tasks]
         return tasks, _failed(names, self.device, text, usable=False)
@@ -398,7 +396,7 @@ def _usable() -> bool:
 
 
 @contextmanager
-def _no_interrupt() -> Iterator[None]:
+def no_interrupt() -> Iterator[None]:
     """Holds an interrupt and a termination back. An interrupt would end processes that start and do not ignore it yet,
     with a traceback each; and a second one would leave processes that are being ended, for which this one would wait
     when it ends."""

@@ -10,11 +10,9 @@ from pathlib import Path
 import click
 
 from flashinfer_trace.cli.group import finite
-from flashinfer_trace.cli.options import text_row
+from flashinfer_trace.cli.options import fitted, text_row, width
 from flashinfer_trace.harness.twins import REAL_BYTES
 from flashinfer_trace.harness.verify import Report
-
-__all__ = ["Printer"]
 
 COLORS = {"passed": "green", "failed": "red", "skipped": "yellow", "stale": "red"}
 #: Names in the line about Definitions without a case at their own sizes; --format json tells all.
@@ -37,7 +35,7 @@ class Printer:
         self.reports: list[Report] = []
         self._json = output_format == "json"
         columns = zip(HEADINGS, *pairs, strict=False)
-        self._widths = [*(max(map(len, column)) for column in columns), 7, 5, 7, 11, 7]
+        self._widths = fitted([*(max(map(len, column)) for column in columns), 7, 5, 7, 11, 7], width())
         self._alike: dict[tuple[str, str], list[Report]] = {}
 
     def add(self, report: Report) -> None:

@@ -28,8 +28,6 @@ from flashinfer_trace.judging.user_inputs import explained
 from flashinfer_trace.sandbox.fork_server import available
 from flashinfer_trace.sandbox.worker import ReferenceWorker
 
-__all__ = ["Answer", "Batch", "Settings", "batches", "by_family", "recorded", "reference_process", "run_tasks"]
-
 
 @dataclass(frozen=True)
 class Settings:
@@ -193,7 +191,7 @@ def _verified(tasks: Sequence[Task], settings: Settings, twins: Twins) -> list[R
 
 
 def _at_own_sizes(job: Job, report: Report) -> Report:
-    """The report, which says if there is no case at the Definition's own sizes; a failed one if it proves nothing."""
+    """The report, which says if no case has the Definition's own sizes; a failed one if it proves nothing."""
     if report.status != "passed" or report.real_size:
         return report
     if not has_real_size(job.definition):

@@ -22,8 +22,6 @@ from flashinfer_trace.harness.family import Family, Kernel
 from flashinfer_trace.harness.verify import Report
 from flashinfer_trace.kernels.names import kernels_named, no_kernel_named
 
-__all__ = ["Task", "error_line", "error_place", "find_tasks", "refusals", "unfinished"]
-
 
 @dataclass(frozen=True)
 class Task:
@@ -31,7 +29,7 @@ class Task:
 
     Attributes:
         definition: as loaded.
-        family: its record; None if there is no usable one.
+        family: its record; None if none is usable.
         target: ``oracle``, or the kernel's label.
         kernel: the kernel it is compared with; None for the oracle.
         broken: why it cannot be run, with the file and the fix; empty if it can.
@@ -89,7 +87,10 @@ def _tasks_of(definition: Definition, root: Path, against: str, kernel_label: st
     target = kernel_label or ("kernel" if against == "kernel" else "oracle")
     try:
         family = family_of(definition)
-        broken, stale = unfinished(family), outdated_reference(definition.root or root, definition) or ""
+        # A file outside the dataset is verified as it is.
+        outside = definition.root is None and definition.path is not None
+        stale = "" if outside else outdated_reference(definition.root or root, definition) or ""
+        broken = unfinished(family)
     except Exception as error:  # a family module is Python code of contributors
         return [Task(definition, None, target, broken=error_line(error, definition))]
     if broken:
@@ -114,7 +115,7 @@ def refusals(definitions: Sequence[Definition]) -> Iterator[str]:
 
 
 def unfinished(family: Family) -> str:
-    """A message with the first TODO that a scaffold left in the modules of a record; empty if there is none."""
+    """A message with the first `TODO` that a scaffold left in the modules of a record; empty if there is none."""
     for path in _source_files(family):
         todo = _first_todo(path)
         if todo:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from flashinfer_trace.cli import completion
+from flashinfer_trace.cli.dumps import dump_reports
 from flashinfer_trace.cli.group import FAILED, NOTHING_VERIFIED, ended_by_signals
 from flashinfer_trace.cli.options import (
     CPU_JOBS,
@@ -22,20 +24,22 @@ from flashinfer_trace.cli.options import (
     counted,
     dataset_root,
     format_option,
+    is_file,
     matching_names,
+    missing_packages,
     usual_jobs,
 )
 from flashinfer_trace.dataset import store
+from flashinfer_trace.dataset.dumps import is_dump
 from flashinfer_trace.dataset.evidence import DRAWN_CASES, REQUIRED_CASES, SEED
 from flashinfer_trace.dataset.evidence_run import MOST_DRAWN
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.judging.user_inputs import LARGEST_SIZE, wrong_device
 
 if TYPE_CHECKING:
     from flashinfer_trace.cli.runs import Settings
     from flashinfer_trace.cli.tasks import Task
     from flashinfer_trace.harness.verify import Report
-
-__all__ = ["check_device", "missing_packages", "parse_axes", "verify"]
 
 
 def _parse_plan(context: click.Context, parameter: click.Parameter, text: str | None) -> dict[str, Any] | None:
@@ -72,14 +76,14 @@ def _size(axis: str, digits: str) -> int:
 
 
 @click.command()
-@click.argument("names", nargs=-1, metavar="[NAME|GLOB]...", shell_complete=completion.names)
+@click.argument("names", nargs=-1, metavar="[NAME|GLOB|FILE]...", shell_complete=completion.names)
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
 @click.option(
     "--against",
     type=click.Choice(["oracle", "kernel", "all"]),
     default="oracle",
     show_default=True,
-    help="What the reference is compared with.",
+    help="The result to compare the reference with.",
 )
 @click.option("--kernel", "kernel_label", help="Run only this kernel, by label or path (implies --against kernel).")
 @click.option(
@@ -128,14 +132,15 @@ def verify(
 ) -> None:
     """Prove references against their float64 oracles and the real kernels.
 
-    NAME is a Definition or a glob (default: the whole dataset). A Definition whose embedded reference is older than its
-    source in reference/ is stale, which counts as a failure: `flashinfer-trace sync NAME` writes the new one.
+    NAME is a Definition, a glob or a file (default: the whole dataset). A Definition whose embedded reference is older
+    than its source in reference/ is stale, which counts as a failure: `flashinfer-trace sync NAME` writes the new one.
+    A file may be a dump of FlashInfer's: its reference is judged by the oracle of the Definition here that is closest.
 
     On a CPU, most cases are those of a small twin of the Definition, and a few have its own sizes. If its inputs are
     too large for these, a line below the table says so (in JSON, only_twin): only --device cuda runs it at its own.
 
     Exit status: 0 nothing failed and something passed, 1 a failure, 2 wrong usage, 3 nothing was verified because
-    everything was skipped or there is no kernel, 130 interrupted, 143 terminated. Each result is printed, and recorded,
+    everything was skipped or no kernel exists, 130 interrupted, 143 terminated. Each result is printed, and recorded,
     as soon as it is there, also if something ends the run later.
     """
     fixed = axes is not None or plan is not None
@@ -148,7 +153,10 @@ def verify(
     if (jobs or 1) > 1 and (cluster or fixed):
         raise click.UsageError("--jobs is for whole runs on this machine; leave out --cluster, --axes and --plan")
     root = dataset_root()
-    paths = matching_names(names)
+    files = [Path(name) for name in names if is_file(name)]
+    dumps = [path for path in files if is_dump(path)]
+    patterns = [name for name in names if not is_file(name)]
+    paths = matching_names(patterns) if patterns or not files else []
     with missing_packages():
         import torch
 
@@ -174,16 +182,22 @@ def verify(
             from flashinfer_trace.cli.runs import Settings
             from flashinfer_trace.cli.tasks import find_tasks, refusals
         chosen = [store.load(name) for name in paths]
+        chosen += [Definition.from_file(path) for path in files if path not in dumps]
         tasks = find_tasks(chosen, root, "kernel" if kernel_label else against, kernel_label)
         _warn_of_stale(tasks)
         evidence = (evidence.absolute() if evidence else Path("evidence")) if record else None
         settings = Settings(device, examples, seed, axes, plan, full, evidence, worker)
-        printer, status = Printer([(task.definition.name, task.target) for task in tasks], output_format), 0
+        judged = _of_dumps(dumps, device)
+        rows = [
+            *((task.definition.name, task.target) for task in tasks),
+            *((one.definition, one.target) for one in judged),
+        ]
+        printer, status = Printer(rows, output_format), 0
         reports = printer.reports
         with ended_by_signals() as ended:
             try:
                 with closing(_reports(tasks, settings, cluster, jobs)) as coming:
-                    for report in coming:
+                    for report in itertools.chain(judged, coming):
                         printer.add(report)
             except click.ClickException:
                 if reports:  # what was found before the error is a whole list, or table
@@ -194,6 +208,15 @@ def verify(
                 status = ended()
     printer.finish(root)
     sys.exit(status or _exit_status(reports, () if reports else refusals(chosen)))
+
+
+def _of_dumps(paths: Sequence[Path], device: str) -> list[Report]:
+    """The reports of dumped references; these are strangers' code, and run in the sandbox only."""
+    if not paths:
+        return []
+    if device != "cpu":
+        raise click.UsageError(f"{paths[0]} is a dump: its reference is a stranger's, and runs on --device cpu only")
+    return dump_reports(paths)
 
 
 def _reports(
@@ -212,18 +235,6 @@ def _reports(
         with missing_packages("cluster"):
             from flashinfer_trace.cli.cluster import run_on_cluster
         yield from run_on_cluster(tasks, settings, cluster)
-
-
-@contextmanager
-def missing_packages(
-    extra: str = "verify", raised: type[click.ClickException] = click.ClickException
-) -> Iterator[None]:
-    """Adds to an ImportError how to install what is missing."""
-    try:
-        yield
-    except ImportError as error:
-        message = f"{error}; `pip install 'flashinfer-trace[{extra}]'` installs it"
-        raise raised(message) from error
 
 
 def _warn_of_stale(tasks: Sequence[Task]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["ALLOWED_FACTOR", "too_far"]
-
 #: A reference may be worse than a kernel by this factor before it counts as less accurate: two correctly rounded
 #: results of one value differ by as much in their Frobenius norm.
 ALLOWED_FACTOR = 1.05

@@ -19,8 +19,6 @@ from flashinfer_trace.format.naming import NamePattern, derive_name, family_name
 from flashinfer_trace.format.reference import render
 from flashinfer_trace.format.roots import is_private
 
-__all__ = ["AddError", "new_definition"]
-
 #: Namespaces of tags that say which models call a Definition, at which parallel sizes, and whether it was run.
 OF_ONE_DEFINITION = ("status", "model", "tp", "ep")
 #: What a text says only of one size: models and parallel sizes. Models of models/ are looked for by their names.
@@ -55,7 +53,7 @@ def new_definition(root: Path, family: str, values: Mapping[str, int], descripti
 
     Contract and tags are those of the family's Definitions; `flashinfer-trace sync` corrects the tags. A text is taken
     from the Definition with the closest sizes. A sentence of it is left out if it names models or parallel sizes, or
-    has a number that does not follow from the sizes in all Definitions that have this sentence. What precedes a colon
+    has a number that does not follow from the sizes in all Definitions that have this sentence. The part before a colon
     in such a sentence is kept if it holds. The other numbers become those of the new sizes.
 
     Args:
@@ -66,8 +64,8 @@ def new_definition(root: Path, family: str, values: Mapping[str, int], descripti
         description: the Definition's own; made from those of the others if empty.
 
     Raises:
-        AddError: there is no such family; a value is missing, unknown or breaks a constraint; the Definition exists; or
-            a text must be written by a person.
+        AddError: no family has this name; a value is missing, unknown or breaks a constraint; the Definition exists;
+            or a text must be written by a person.
         NamingError, ReferenceSourceError, JsonSourceError: a file of the dataset cannot be used.
     """
     pattern, siblings = _pattern(root, family), _siblings(root, family)

@@ -24,24 +24,6 @@ from flashinfer_trace.format.naming import MAX_NAME, family_name, load_naming
 from flashinfer_trace.kernels import TABLE, kernels_of
 from flashinfer_trace.kernels.names import KINDS, RUN, key_of
 
-__all__ = [
-    "LISTED",
-    "KernelCoverage",
-    "ModelCoverage",
-    "OpCoverage",
-    "definitions_by_kernel",
-    "definitions_with_evidence",
-    "definitions_with_kernel",
-    "kernel_coverages",
-    "kernel_table",
-    "load_needs",
-    "matrix",
-    "model_coverages",
-    "op_table",
-    "plain_name",
-    "reasons",
-]
-
 #: Longest reason why no family covers an op: it lists the kernels.
 MAX_REASON = 4000
 
@@ -91,7 +73,7 @@ def model_coverages(
         needs: the result of `load_needs`, if the caller already has it.
 
     Raises:
-        DatasetError: there is no such model (the message suggests the closest name), or a file is malformed.
+        DatasetError: the model does not exist (the message suggests the closest name), or a file is malformed.
     """
     known = {one.name: one for one in definitions(root=root)}
     found = []
@@ -128,7 +110,7 @@ def load_needs(root: Path, model: str | None = None) -> dict[str, dict[str, Any]
         model: only this model; `_`, `.`, `-`, blanks and case in its name are ignored.
 
     Raises:
-        DatasetError: there are no such files, the model is not among them, or a file cannot be read.
+        DatasetError: the files do not exist, the model is not among them, or a file cannot be read.
     """
     directory = root / "models" / "needs"
     paths = {path.stem: path for path in sorted(directory.glob("*.json"), key=lambda path: path.stem)}

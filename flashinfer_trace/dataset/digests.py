@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from flashinfer_trace.format.definition import Definition
 
-__all__ = ["DIGITS", "content_sha256", "contract_sha256", "lengths_sha256", "short"]
 
 #: Hexadecimal digits of the digests in evidence: 64 bits, which nobody meets by chance.
 DIGITS = 16
@@ -29,7 +28,7 @@ def short(sha256: str) -> str:
 def contract_sha256(definition: Definition) -> str:
     """SHA-256 of what a Definition promises: name, op_type, axes, constraints, inputs and outputs with their dtypes.
 
-    Descriptions and tags are no part of it; the order of inputs and outputs is.
+    Descriptions and tags are not part of it; the order of inputs and outputs is.
     """
     contract = {
         "name": definition.name,

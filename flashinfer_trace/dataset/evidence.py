@@ -1,7 +1,7 @@
 """Where evidence is, how it is read, and what *proven* means. Importing this imports no torch.
 
 Evidence is what real kernels answered for one Definition: on which GPU, for which reference and contract, judged by
-which code (see `evidence_run`). `harness.evidence` writes it; everything else reads it here, so that validation,
+which code (see `evidence_run`). `harness.evidence` writes it; everything else reads it here, so validation,
 embedding, documents and tests share one meaning.
 
 A Definition is *proven* if its evidence has an entry for each kernel that computes it and runs on a GPU of
@@ -75,7 +75,7 @@ class EvidenceError(ValueError):
 
 
 class Named(Protocol):
-    """What a Definition must have for its evidence to be found."""
+    """The attributes by which the evidence of a Definition is found."""
 
     @property
     def name(self) -> str: ...
@@ -97,9 +97,9 @@ class Evidence:
     def stale(
         self, definition: Definition, code: Mapping[str, Mapping[str, str]] | None = None
     ) -> list[tuple[Entry, list[str]]]:
-        """The runs that were judged by older code, each with what of it has changed: "harness", "family", "plans".
+        """The runs that older code judged, each with what of it has changed: "harness" and "family", or "plans".
 
-        Where other code draws the plans, they are drawn again and compared. Imports torch.
+        Where nothing else has changed and other code draws the plans, they are drawn again and compared. Imports torch.
 
         Args:
             definition: as it stands.
@@ -113,7 +113,8 @@ class Evidence:
         for entry in self.entries:
             today = known.get(entry.kernel_label, {})
             changed = [part for part in ("harness", "family") if today.get(part) not in equivalent(entry.digests[part])]
-            if today and entry.digests["plans"] != today["plans"] and not _same_plans(definition, entry):
+            redrawn = bool(today) and not changed and entry.digests["plans"] != today["plans"]
+            if redrawn and not _same_plans(definition, entry):
                 changed.append("plans")
             if changed:
                 found.append((entry, changed))
@@ -215,12 +216,12 @@ def evidence_path(root: Path, definition: Named) -> Path:
 
 
 def file_in(directory: Path, op_type: str, name: str) -> Path:
-    """Where the evidence of a Definition lies in a directory of evidence."""
+    """The path of the evidence of a Definition in a directory of evidence."""
     return directory / op_type / f"{name}.jsonl"
 
 
 def run_file(directory: Path, run: str) -> Path:
-    """Where the header of a run lies in a directory of evidence."""
+    """The path of the header of a run in a directory of evidence."""
     return directory / "runs" / f"{run}.json"
 
 
@@ -236,7 +237,7 @@ def read(root: Path, definition: Named) -> Evidence | None:
 
 
 def entries_of(path: Path, lines: Sequence[Mapping[str, Any]]) -> tuple[Entry, ...]:
-    """What the lines of the evidence file at `path` say.
+    """Reads the lines of the evidence file at `path`.
 
     Raises:
         EvidenceError: a line is not evidence, or its run has no header, or not a usable one.

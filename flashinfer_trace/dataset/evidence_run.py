@@ -22,21 +22,6 @@ from flashinfer_trace.kernels.table import KernelFacts
 if TYPE_CHECKING:
     from flashinfer_trace.format.definition import Definition
 
-__all__ = [
-    "DRAWN_CASES",
-    "FIGURES",
-    "MOST_CASES",
-    "MOST_DRAWN",
-    "REQUIRED_CASES",
-    "SEED",
-    "TIME_FORMAT",
-    "Entry",
-    "Objection",
-    "Run",
-    "chosen_seed",
-    "implausible",
-    "run_name",
-]
 
 #: Real cases that one entry needs to prove anything. If a defect showed in a fraction p of all cases, 50 independent
 #: ones would miss it with probability (1 - p)^50: at most 5 % for p = 6 % (the rule of three, 3 / 50).
@@ -80,7 +65,7 @@ class Objection(NamedTuple):
 
     Attributes:
         text: what is wrong, or what has changed.
-        failed: the run is no proof of anything; otherwise it is one of something else.
+        failed: the run proves nothing; otherwise it proves something else.
     """
 
     text: str
@@ -148,7 +133,7 @@ class Entry:
 
     Attributes:
         kernel_label: the kernel's name in its family's record.
-        run: of which it is a line.
+        run: the one that it is a line of.
         library: the distribution that ships the kernel: the line names it, or the table of kernels knows which of those
             that the run lists; empty if neither does.
         digests: of the ``reference``, the ``contract``, and the code of the ``harness``, the ``family`` and the

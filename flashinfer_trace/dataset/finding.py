@@ -16,8 +16,6 @@ from flashinfer_trace.dataset.store import DatasetError, closest
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.format.naming import Naming, family_name
 
-__all__ = ["Catalog", "check_filters", "constants", "distinguishing"]
-
 #: Namespaces of tags whose values are words of their own.
 NAMESPACES = ("model", "stage", "quantization", "routing", "status")
 #: What says how a model is divided among GPUs.
@@ -35,7 +33,7 @@ def constants(definition: Definition) -> dict[str, str]:
 
 
 def distinguishing(definitions: Iterable[Definition]) -> dict[str, dict[str, str]]:
-    """The constants beside axes in which Definitions of the same axes, inputs and outputs differ, by Definition."""
+    """The constants other than axes in which Definitions of the same axes, inputs and outputs differ, by Definition."""
     alike: dict[tuple[object, ...], list[Definition]] = defaultdict(list)
     for one in definitions:
         alike[one.op_type, frozenset(one.axes), tuple(one.inputs), tuple(one.outputs)].append(one)
@@ -98,7 +96,9 @@ class Catalog:
             for word in (names | tags | {tag for tag in one.tags if ":" not in tag}) - {""}:
                 self._terms[word.casefold()].add(one.name)
             prose = _WORD.findall(one.description.split(". ")[0].casefold())
-            for word in {*prose, *(part for name in names for part in name.split("_"))}:
+            spaces = {namespace for namespace in NAMESPACES if one.tag_values(namespace)} & {"quantization", "routing"}
+            prose += _WORD.findall(naming.op_types.get(one.op_type, "").casefold())
+            for word in {*prose, *spaces, *(part for name in names for part in name.split("_"))}:
                 self._parts[word].add(one.name)
         self._models = {model for one in self.definitions for model in one.tag_values("model")}
 
@@ -187,7 +187,7 @@ class Catalog:
         return found
 
     def _pair(self, key: str, value: str) -> Predicate:
-        """What ``key=value`` asks: op_type, family, name, a namespace of tags, an axis (or its abbreviation)."""
+        """The condition of ``key=value``: op_type, family, name, a namespace of tags, an axis (or its abbreviation)."""
         if key in ("op_type", "family", "name"):
             of = self.family if key == "family" else operator.attrgetter(key)
             values: set[str] = {of(one) for one in self.definitions}

@@ -21,23 +21,10 @@ from typing import Any
 from flashinfer_trace.format.json_source import TRACES, JsonSourceError, load_object
 from flashinfer_trace.format.json_values import strings
 
-__all__ = [
-    "CONSTANTS",
-    "Compatibility",
-    "CompatibilityError",
-    "Difference",
-    "compatibility_path",
-    "constants_of",
-    "differences",
-    "load_compatibility",
-    "matching",
-    "table_path",
-]
-
 #: Constants of a reference that decide what it computes. Sizes are axes, and the rest is how it computes.
 CONSTANTS = frozenset({"EPS", "TOP_K", "N_GROUP", "TOPK_GROUP"})
 #: Sections of schema/compatibility.json.
-SECTIONS = ("differences", "behaviour", "elsewhere", "missing", "evaluation")
+SECTIONS = ("differences", "behavior", "elsewhere", "missing", "evaluation")
 
 
 class CompatibilityError(ValueError):
@@ -171,7 +158,7 @@ def _load(table: Path, decisions: Path, _table_modified: int, _decisions_modifie
     try:
         facts, decided = load_object(table, TRACES), load_object(decisions)
         sections = {name: list(decided[name]) for name in SECTIONS}
-        for section in ("differences", "behaviour"):
+        for section in ("differences", "behavior"):
             for entry in sections[section]:
                 strings([*strings(entry["names"]), entry["reason"]])
         for entry in sections["differences"]:

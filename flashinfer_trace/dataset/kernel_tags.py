@@ -1,4 +1,4 @@
-"""What the tags of a Definition say of kernels. It follows from the table of kernels and the evidence."""
+"""The tags of a Definition that name kernels. They follow from the table of kernels and the evidence."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from flashinfer_trace.format.definition import Definition, InputError
 from flashinfer_trace.format.naming import Naming, family_name, load_naming, ordered
 from flashinfer_trace.kernels import in_table
 from flashinfer_trace.kernels.names import CALLED, KINDS, namespace_of
-
-__all__ = ["KernelTags", "kernel_tags", "kernel_tags_of"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class KernelTags:
 
 
 def kernel_tags(root: Path, data: Mapping[str, Any]) -> KernelTags:
-    """What the tags of a Definition, by its JSON, say of kernels at a dataset root.
+    """The tags that name kernels of a Definition, given its JSON, at a dataset root.
 
     Raises:
         NamingError: schema/naming.json is unusable.
@@ -57,7 +55,7 @@ def kernel_tags(root: Path, data: Mapping[str, Any]) -> KernelTags:
 
 
 def kernel_tags_of(family: str, definition: Definition, ran: Container[str]) -> KernelTags:
-    """What the tags of a Definition of a family say of kernels, given the labels of those whose evidence fits it."""
+    """The tags that name kernels of a Definition, given the labels of the kernels whose evidence fits it."""
     proven, named, refused = set[str](), set[str](), set[str]()
     for label, kernel in in_table(family).items():
         if kernel.unsupported(definition) is not None:

@@ -19,16 +19,6 @@ from typing import Any
 from flashinfer_trace.format.json_source import TRACES, JsonSourceError, load, load_object
 from flashinfer_trace.format.json_values import strings
 
-__all__ = [
-    "ModelClaims",
-    "ModelClaimsError",
-    "curated_path",
-    "load_model_claims",
-    "missing_files",
-    "recorded_path",
-    "recorded_paths",
-]
-
 
 class ModelClaimsError(ValueError):
     """A file under models/ is malformed. The message names it relative to the dataset root.
@@ -47,7 +37,7 @@ class ModelClaimsError(ValueError):
 
 @dataclass(frozen=True)
 class ModelClaims:
-    """What models/ says.
+    """The claims of models/.
 
     Attributes:
         models: the models that have constants in models/.
@@ -110,7 +100,7 @@ def recorded_paths(root: Path) -> list[Path]:
 
 
 def load_model_claims(root: Path) -> ModelClaims | None:
-    """What models/ says; None if the root has no models/needs/, and so nothing to derive claims from.
+    """The claims of models/; None if the root has no models/needs/, and so nothing to derive claims from.
 
     Raises:
         ModelClaimsError: a file is missing, cannot be read or is malformed.

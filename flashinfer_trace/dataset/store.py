@@ -43,7 +43,7 @@ def definition_paths(root: Path | None = None, op_type: str | None = None) -> li
     """Every Definition file, sorted: of one root, or of all; only those of `op_type` if it is given.
 
     Raises:
-        DatasetError: there is no dataset, or two roots have a Definition of one name.
+        DatasetError: the dataset does not exist, or two roots have a Definition of one name.
     """
     if root is not None:
         return sorted(root.glob(f"definitions/{op_type or '*'}/*.json"))

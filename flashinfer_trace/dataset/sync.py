@@ -29,8 +29,6 @@ from flashinfer_trace.format.naming import Naming, NamingError, family_name, loa
 from flashinfer_trace.format.reference import ReferenceSourceError, render, source_path
 from flashinfer_trace.kernels.private import PrivateKernelsError
 
-__all__ = ["SyncError", "names_of_files", "outdated_reference", "sync", "sync_data_files", "sync_definitions"]
-
 #: Changed tags that a message names.
 MOST_TAGS = 20
 
@@ -190,7 +188,7 @@ def _check_losses(evidence: Path, names: Sequence[str]) -> None:
 
 
 def outdated_reference(root: Path, definition: Definition) -> str | None:
-    """Why the embedded reference is not what ``reference/`` renders now; None if it is (or if there is no source).
+    """Why the embedded reference is not what ``reference/`` renders now; None if it is (or if the source is missing).
 
     Args:
         root: the dataset root that the Definition was read from.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -23,11 +24,14 @@ FLUSHED = 2.0**126
 
 
 #: The corners are a single row, gates at which a sigmoid saturates, and products beyond either end of float16's range.
+CORNERS: list[Plan] = [{"num_tokens": 1}, *({"values": kind} for kind in ("saturated", "huge", "minute"))]
 PLAN = RowPlans(
     {"num_tokens": Count(40, 2048)},
     {"values": KINDS, "zero_half": ("neither", "neither", "gate", "up")},
-    special=[{"num_tokens": 1}, *({"values": kind} for kind in ("saturated", "huge", "minute"))],
+    special=CORNERS,
 )
+#: As many normal rows as it takes to tell tanh.approx from erf.
+GELU_TANH_PLAN = replace(PLAN, special=[*CORNERS, {"num_tokens": 1024}])
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
@@ -123,7 +127,7 @@ GELU = ErrorBound(
     lambda expected: gelu_bound(expected, 8 * U * expected.parts["twice"]),
     "one bf16 rounding, u = 2^-8, of float32: erfc within 4 ulp of a rounded argument, three products",
 )
-CANCELLING_GELU = ErrorBound(
+CANCELING_GELU = ErrorBound(
     lambda expected: gelu_bound(expected, 4 * U * (expected.parts["twice"] - 1).abs() + U * expected.parts["twice"]),
     "one bf16 rounding, u = 2^-8, of float32: 1 + erf, within 2 ulp of erf, of a rounded argument, three products; "
     "|gate up| 2^-23 remains where 1 + erf cancels",
@@ -146,6 +150,12 @@ def gelu_tanh_bound(expected: Expected, error: torch.Tensor | float) -> torch.Te
     return rounding_error(value, torch.bfloat16) * (1 + 2**-8) + inside + smallest
 
 
+def to_exact_gelu(expected: Expected) -> torch.Tensor:
+    """How far the exact gelu is from the one with tanh: less than tanh.approx may be off."""
+    gate, up, share = (expected.parts[name] for name in ("gate", "up", "share"))
+    return gate * up * (torch.erfc(-gate * math.sqrt(0.5)) / 2 - share)
+
+
 GELU_TANH = ErrorBound(
     lambda expected: gelu_tanh_bound(expected, 4 * U * expected.parts["share"]),
     "one bf16 rounding, u = 2^-8, of float32: exp within 2 ulp of an argument rounded 5 times, a sum, a quotient, two "
@@ -155,7 +165,8 @@ GELU_TANH = ErrorBound(
 FAST_GELU_TANH = ErrorBound(
     lambda expected: gelu_tanh_bound(expected, 2**-12 * (2 * expected.parts["share"] - 1).abs() + U),
     "one bf16 rounding, u = 2^-8, of float32: 1 + tanh.approx, within 2^-11 of tanh, of an argument rounded 5 times; "
-    "|gate up| 2^-12 remains where 1 + tanh cancels",
+    "|gate up| 2^-12 remains where 1 + tanh cancels; on average, nearer to tanh than to erf",
+    near_miss=to_exact_gelu,
 )
 
 
@@ -211,16 +222,17 @@ def gated_family(
         name=name,
         op_type="activation",
         twin={"intermediate_size": 48, "gate_up_size": 96},
-        plan=PLAN,
+        plan=GELU_TANH_PLAN if name == "gelu_tanh_and_mul" else PLAN,
         make_inputs=make_inputs,
         oracle=oracle,
         compare={"output": reference},
+        isolated=("gate_up",),  # kernels ignore strides: see docs/kernel_findings.md
         kernels=tuple(Kernel(path, call, limits=LAUNCHABLE, compare={"output": kernel}) for path, call in kernels),
     )
 
 
 FAMILIES = (
     gated_family("silu_and_mul", silu_oracle, SILU, FAST_SILU),
-    gated_family("gelu_and_mul", gelu_oracle, GELU, CANCELLING_GELU),
+    gated_family("gelu_and_mul", gelu_oracle, GELU, CANCELING_GELU),
     gated_family("gelu_tanh_and_mul", gelu_tanh_oracle, GELU_TANH, FAST_GELU_TANH),
 )

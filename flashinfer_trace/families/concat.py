@@ -85,6 +85,7 @@ def concat_family(name: str, output: str, twin: Mapping[str, int], kernels: tupl
         twin=twin,
         plan=PLAN,
         make_inputs=make_inputs,
+        strided=("k_nope", "k_rope", "q_nope", "q_rope"),
         oracle=functools.partial(oracle, output),
         compare={output: SameBits()},
         kernels=kernels,

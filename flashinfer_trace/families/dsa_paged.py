@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from flashinfer_trace.families.attention.cases import (
+    EDGES,
     LOGIT_KINDS,
+    PEAKED,
     SCALES,
     add_peaks,
     give_signs,
@@ -28,16 +30,14 @@ from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.plans import Count, RowPlans
 from flashinfer_trace.verdict.compare import Expected
 
-__all__ = ["FAMILIES"]
-
 #: ``all``: every token chooses topk slots; ``any``: any number of them; ``some``: some tokens choose nothing;
 #: ``one``: each chooses one. In traffic also ``own``: each token is of another request, and chooses topk slots of that
 #: request's pages.
 CHOICES = ("all", "any", "some", "one")
 #: What stands for no slot: -1, as kernels take it, or any other negative number.
 NOTHING = (-1, -(2**30))
-#: Slots that the tokens of a corner choose, all together, up to which there are 300 of them.
-CHOSEN = 2**16
+#: Tokens of a corner, and how many slots they choose at most, all together: that takes less than a second.
+TOKENS, CHOSEN = 300, 2**16
 #: Heads of one block of the kernel: SGLang pads them to this many.
 BLOCK_HEADS = 64
 
@@ -74,8 +74,9 @@ def corners(request: PlanRequest) -> list[Plan]:
     if request.large:
         return [one, beyond]
     without = [{**few, "choice": "some"}] if "some" in choices_of(request) else []
-    tokens = max(70, min(300, CHOSEN // request.definition.const_axes["topk"]))
-    return [one, *without, {**few, "logits": "vast"}, {**few, "num_tokens": tokens, "scale": SCALES[1]}, beyond]
+    pages = max(1, min(9, CHOSEN // (TOKENS * request.definition.const_axes["page_size"])))
+    tokens = {**few, "num_tokens": TOKENS, "num_pages": pages, "logits": EDGES, "scale": SCALES[1]}
+    return [one, *without, {**few, "logits": "vast"}, tokens, beyond]
 
 
 PLAN = RowPlans(
@@ -127,9 +128,9 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
         cache.abs_()
     q = draws.normal([plan["num_tokens"], heads, ckv + kpe], scale=query_scale(kind))
     give_signs(kind, q, cache)
-    if kind == "peaked":
+    if kind in PEAKED:
         counts = (indices >= 0).sum(dim=1).tolist()
-        add_peaks(q, cache, [1] * len(counts), counts, sm_scale, draws, indices[indices >= 0].long().cpu())
+        add_peaks(kind, q, cache, [1] * len(counts), counts, sm_scale, draws, indices[indices >= 0].long().cpu())
     used = torch.zeros(slots, 1, dtype=torch.bool, device=draws.device)
     used[indices[indices >= 0].long()] = True
     spoil_unused(cache, used, plan["unused"])
@@ -186,6 +187,8 @@ FAMILIES = (
         twin={"num_qo_heads": 4, "head_dim_ckv": 64, "head_dim_kpe": 16, "page_size": 2, "topk": 10},
         plan=PLAN,
         make_inputs=make_inputs,
+        strided=("q_nope", "q_pe"),
+        isolated=("q_nope", "q_pe"),
         oracle=oracle,
         compare={"output": OUTPUT, "lse": LSE},
         kernels=(

@@ -14,6 +14,7 @@ import torch
 
 from flashinfer_trace.families import dsa_paged
 from flashinfer_trace.families.attention.cases import (
+    PEAKED,
     add_peaks,
     give_signs,
     query_scale,
@@ -32,8 +33,6 @@ from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.verdict.compare import CONFIDENCE, ErrorBound, Expected, Policy, host_figures
-
-__all__ = ["FAMILIES"]
 
 #: Every byte of a row that is NaN in each of its formats.
 NAN_BYTE = 0xFF
@@ -77,7 +76,7 @@ def keys_of(definition: Definition, rows: torch.Tensor) -> torch.Tensor:
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """As for a cache in bfloat16, whose keys are quantised; groups differ in size, so that no two scales are alike."""
+    """As for a cache in bfloat16, whose keys are quantized; groups differ in size, so that no two scales are alike."""
     axes, kind, sm_scale = definition.const_axes, plan["logits"], softmax_scale(SCALED_DIM, plan["scale"])
     heads, ckv, kpe, page_size = (axes[axis] for axis in ("num_qo_heads", "head_dim_ckv", "head_dim_kpe", "page_size"))
     slots, groups = plan["num_pages"] * page_size, axes["num_groups"]
@@ -90,9 +89,9 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     give_signs(kind, q, cache)
     rows = packed(cache[:, :ckv], cache[:, ckv:].to(torch.bfloat16), groups)
     chosen = indices[indices >= 0].long()
-    if kind == "peaked":
+    if kind in PEAKED:
         counts = (indices >= 0).sum(dim=1).tolist()
-        add_peaks(q, keys_of(definition, rows), [1] * len(counts), counts, sm_scale, draws, chosen.cpu())
+        add_peaks(kind, q, keys_of(definition, rows), [1] * len(counts), counts, sm_scale, draws, chosen.cpu())
     unused = torch.ones(slots, dtype=torch.bool, device=draws.device)
     unused[chosen] = False
     stale = packed(cache[:, :ckv] * 1000, (cache[:, ckv:] * 1000).to(torch.bfloat16), groups)
@@ -113,7 +112,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     """Every token is a request with one query, whose keys are the slots that it chose.
 
-    The parts have ``dequantised`` besides: bounds on what rounding the scales and the products does.
+    The parts have ``dequantized`` besides: bounds on what rounding the scales and the products does.
     """
     axes, indices = definition.const_axes, inputs["sparse_indices"].long()
     front = indices.gather(1, (indices < 0).int().argsort(dim=1, stable=True))
@@ -131,19 +130,19 @@ def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     scaled = queries.double() * float(inputs["sm_scale"])
     blocks = [slice(first, first + BLOCK) for first in range(0, len(front), BLOCK)]
     sizes = axes["num_groups"], axes["head_dim_ckv"]
-    bounds = [dequantisation(*sizes, scaled[block], keys[:, 0], front[block]) for block in blocks]
+    bounds = [dequantization(*sizes, scaled[block], keys[:, 0], front[block]) for block in blocks]
     return {name: replace(one, parts={**one.parts, **together(bounds, name, one.value)}) for name, one in found.items()}
 
 
 def together(bounds: Sequence[Mapping[str, torch.Tensor]], name: str, value: torch.Tensor) -> dict[str, torch.Tensor]:
     """The bounds on one output, and the sum of how far they move the output along itself."""
     return {
-        "dequantised": torch.cat([one[name] for one in bounds]) if bounds else torch.zeros_like(value),
-        "dequantised_along": sum((one[f"{name}_along"] for one in bounds), value.new_zeros(())),
+        "dequantized": torch.cat([one[name] for one in bounds]) if bounds else torch.zeros_like(value),
+        "dequantized_along": sum((one[f"{name}_along"] for one in bounds), value.new_zeros(())),
     }
 
 
-def dequantisation(
+def dequantization(
     groups: int, ckv: int, queries: torch.Tensor, keys: torch.Tensor, slots: torch.Tensor
 ) -> dict[str, torch.Tensor]:
     """What rounding does to the outputs of some tokens: that of a code, and that of a scale, which a group shares.
@@ -189,7 +188,7 @@ def dequantisation(
     }
 
 
-def with_dequantisation(policy: Policy) -> ErrorBound:
+def with_dequantization(policy: Policy) -> ErrorBound:
     """A policy of a cache in bfloat16, for keys that were rounded to it."""
     assert isinstance(policy, ErrorBound)
     base, own_gain = policy.bound, policy.gain
@@ -198,11 +197,11 @@ def with_dequantisation(policy: Policy) -> ErrorBound:
         value = expected.value.masked_fill(expected.value.isinf(), 0.0)
         # Without a gain of its own, a policy allows for its whole bound.
         along = (base(expected) * value.abs()).nan_to_num(0.0, 0.0).sum() if own_gain is None else value.new_zeros(())
-        moved, size = host_figures(along + expected.parts["dequantised_along"], value.square().sum())
+        moved, size = host_figures(along + expected.parts["dequantized_along"], value.square().sum())
         return (own_gain(expected) if own_gain else 0.0) + (moved / size if size else 0.0)
 
     return ErrorBound(
-        lambda expected: base(expected) + expected.parts["dequantised"],
+        lambda expected: base(expected) + expected.parts["dequantized"],
         f"{policy.reason}; scales and products with codes are rounded to bf16: 8 standard deviations of the logits and "
         "of the values, each rounding being at most 2^-8",
         gain,
@@ -252,6 +251,8 @@ FAMILIES = (
             "topk": 10,
         },
         plan=PLAN,
+        strided=("q_nope", "q_pe"),
+        isolated=("q_nope", "q_pe"),
         make_inputs=make_inputs,
         oracle=oracle,
         compare={"output": OUTPUT, "lse": LSE},
@@ -263,7 +264,7 @@ FAMILIES = (
                 limits={"num_tokens": (1, 1 << 20), "num_pages": (1, 1 << 30)},
                 # Its source says that slot 0 is not read, an earlier one read it: nothing is lost by keeping NaN away.
                 plan_options=RowOptions(keyless=False, any_negative=False, first_slot=False),
-                compare={name: with_dequantisation(policy) for name, policy in POLICIES.items()},
+                compare={name: with_dequantization(policy) for name, policy in POLICIES.items()},
             ),
         ),
         faults=(usual_scale(SCALED_DIM),),

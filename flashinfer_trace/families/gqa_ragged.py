@@ -11,8 +11,6 @@ from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs
 from flashinfer_trace.verdict.compare import Expected
 
-__all__ = ["FAMILIES"]
-
 
 def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     """Expected output and lse."""

@@ -119,6 +119,7 @@ cache_family = functools.partial(
     op_type="kv_cache",
     plan=PLAN,
     make_inputs=make_inputs,
+    strided=("k", "v", "k_cache", "v_cache", "kv_buffer", "cache_k_nope", "cache_k_rope"),
 )
 
 FAMILIES = (

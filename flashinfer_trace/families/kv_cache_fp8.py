@@ -1,4 +1,4 @@
-"""DeepSeek's packed fp8 cache of keys: new rows are quantised, and chosen rows are dequantised to bfloat16.
+"""DeepSeek's packed fp8 cache of keys: new rows are quantized, and chosen rows are dequantized to bfloat16.
 
 SGLang's Triton kernels (0.5.11, srt/layers/attention/nsa) multiply by the reciprocal of a scale, in float32, and count
 offsets in int32.
@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from flashinfer_trace.families.kv_cache import slot_before
-from flashinfer_trace.families.quantization.cases import CODES_E4M3, E4M3_MAX, SCALES, Rows, of_kernels, quantised
+from flashinfer_trace.families.quantization.cases import CODES_E4M3, E4M3_MAX, SCALES, Rows, of_kernels, quantized
 from flashinfer_trace.families.quantization.kernels import LAUNCHABLE, sglang_kernel
 from flashinfer_trace.families.quantized import CODE_SIGMA, normal_codes, varied_scales
 from flashinfer_trace.format.definition import Definition
@@ -22,8 +22,6 @@ from flashinfer_trace.harness.plans import FLAG, Count, RowPlans
 from flashinfer_trace.verdict.compare import Expected, rounding_error
 from flashinfer_trace.verdict.copies import PartlyCopied, SameBits, partly_copied
 
-__all__ = ["FAMILIES"]
-
 QUANTIZE = "sglang.kernels.ops.quantization.dsa_quant_k_cache"
 DEQUANTIZE = "sglang.kernels.ops.attention.dsa.dequant_k_cache"
 BFLOAT16_MAX = torch.finfo(torch.bfloat16).max
@@ -31,8 +29,8 @@ BFLOAT16_MAX = torch.finfo(torch.bfloat16).max
 KINDS = (*VALUE_KINDS, "groups", "powers")
 #: Standard deviation of the smallest values: scales are just normal numbers, and some values are not.
 LEAST = 2.0**-116
-#: ``quantised``: as of normal keys; ``any``: all finite codes, with scales of any size; ``powers``: with powers of two.
-ROW_KINDS = ("quantised", "any", "powers")
+#: ``quantized``: as of normal keys; ``any``: all finite codes, with scales of any size; ``powers``: with powers of two.
+ROW_KINDS = ("quantized", "any", "powers")
 #: ``random``: any slots, also several times; ``consecutive``: as of a prompt; ``one``: the same for all tokens.
 SLOTS = ("random", "consecutive", "one")
 
@@ -51,7 +49,7 @@ def rotary(kind: str, draws: Draws, shape: list[int]) -> torch.Tensor:
     return values
 
 
-# Quantisation
+# Quantization
 
 
 def quantize_corners(request: PlanRequest) -> list[Plan]:
@@ -83,7 +81,7 @@ def values_of(kind: str, draws: Draws, tokens: int, groups: int, size: int) -> t
     return draws.values([tokens, groups * size], torch.bfloat16, "normal" if kind == "special" else kind).view(shape)
 
 
-def quantise_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+def quantize_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     """Compressed keys of the planned kind; optionally a token in the middle has one group of zeros."""
     axes, tokens = definition.const_axes, plan["num_tokens"]
     k_nope = values_of(plan["values"], draws, tokens, axes["num_groups"], axes["group_size"])
@@ -92,8 +90,8 @@ def quantise_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     return {"k_nope": k_nope.flatten(1), "k_rope": rotary(plan["values"], draws, [tokens, axes["head_dim_kpe"]])}
 
 
-def quantise_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    expected = quantised(inputs["k_nope"], definition.const_axes["group_size"], E4M3_MAX, 0.0)
+def quantize_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    expected = quantized(inputs["k_nope"], definition.const_axes["group_size"], E4M3_MAX, 0.0)
     return {**expected, "k_rope_out": Expected(inputs["k_rope"])}
 
 
@@ -121,8 +119,8 @@ def run_rows(definition: Definition, inputs: Inputs, outputs: Outputs) -> Output
     return parts_of(definition, *rows.tensor_split((rows.shape[1] - 2 * inputs["k_rope"].shape[1],), dim=1))
 
 
-# A group of zeros gets other codes than 0 (docs/kernel_findings.md): kernels are given none.
-QUANTISE = tuple(
+# A group of zeros gets other codes than 0 (findings/kernels.json): kernels are given none.
+QUANTIZERS = tuple(
     replace(
         sglang_kernel(QUANTIZE, name, call),
         plan_options=Rows(zeros=False),
@@ -132,7 +130,7 @@ QUANTISE = tuple(
 )
 
 
-# Dequantisation
+# Dequantization
 
 
 #: The corners are more tokens than slots; one token; products up to bf16's largest; the scale 0; rotated parts of any
@@ -162,7 +160,7 @@ def finite_codes(draws: Draws, shape: list[int]) -> torch.Tensor:
 
 def scales_of(kind: str, draws: Draws, shape: list[int]) -> torch.Tensor:
     """float32 scales."""
-    if kind == "quantised":
+    if kind == "quantized":
         return varied_scales(draws, shape, 1 / CODE_SIGMA)
     if kind in ("powers", "least"):
         low, high = (-20, 20) if kind == "powers" else (-126, -120)
@@ -172,10 +170,10 @@ def scales_of(kind: str, draws: Draws, shape: list[int]) -> torch.Tensor:
     return any_size(draws, shape)
 
 
-def dequantise_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+def dequantize_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     """Rows of the planned kind; every byte of a slot that no token chooses is NaN."""
     axes, count, slots = definition.const_axes, plan["num_slots"], chosen(plan, draws)
-    codes = (normal_codes if plan["values"] == "quantised" else finite_codes)(draws, [count, axes["head_dim_ckv"]])
+    codes = (normal_codes if plan["values"] == "quantized" else finite_codes)(draws, [count, axes["head_dim_ckv"]])
     scales = scales_of(plan["values"], draws, [count, axes["num_groups"]])
     if plan["values"] == "zeros":
         scales[:, 0] = 0
@@ -197,7 +195,7 @@ def chosen(plan: Plan, draws: Draws) -> torch.Tensor:
     return places.remainder(last + 1)
 
 
-def dequantise_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+def dequantize_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     """Exact products, of numbers that a table of all bytes gives. Where float32 holds them, one rounding is left."""
     axes, slots = definition.const_axes, inputs["slots"].long()
     rows = inputs["kv_cache"].view(torch.uint8)[slots]
@@ -230,10 +228,10 @@ FAMILIES = (
         op_type="kv_cache",
         twin={"head_dim_ckv": 96, "head_dim_kpe": 16, "group_size": 32, "num_groups": 3},
         plan=QUANTIZE_PLAN,
-        make_inputs=quantise_inputs,
-        oracle=quantise_oracle,
+        make_inputs=quantize_inputs,
+        oracle=quantize_oracle,
         compare={"codes": CODES_E4M3, "scales": SCALES, "k_rope_out": SameBits()},
-        kernels=QUANTISE,
+        kernels=QUANTIZERS,
     ),
     Family(
         name="dequantize_k_cache",
@@ -247,8 +245,8 @@ FAMILIES = (
             "bytes_per_token": 140,
         },
         plan=DEQUANTIZE_PLAN,
-        make_inputs=dequantise_inputs,
-        oracle=dequantise_oracle,
+        make_inputs=dequantize_inputs,
+        oracle=dequantize_oracle,
         compare={
             "keys": PartlyCopied(
                 product_bound,

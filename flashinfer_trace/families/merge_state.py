@@ -22,12 +22,10 @@ from hypothesis import strategies as st
 
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest, ReferenceRun
-from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.harness.inputs import ROWS_SPREAD, Draws
 from flashinfer_trace.harness.plans import Count, Drawn, RowPlans
 from flashinfer_trace.harness.refusals import raised_by
 from flashinfer_trace.verdict.compare import ErrorBound, Expected, rounding_error, unit_roundoff
-
-__all__ = ["FAMILIES"]
 
 FLOAT32 = unit_roundoff(torch.float32)
 #: Float32 results below this may be flushed to zero.
@@ -43,7 +41,8 @@ CORNER_SPREAD = "vast"
 EMPTY = ("a", "b", "both")
 #: What their lses are.
 NO_KEYS, NO_KEYS_BASE_E = (-math.inf,), (-math.inf, math.inf)
-VALUES = {"normal": 1.0, "large": 1e4, "tiny": 1e-4}
+#: ``spread``: heads of tokens that are 2^-10 to 2^10 times as large, next to each other.
+VALUES = {"normal": 1.0, "large": 1e4, "tiny": 1e-4, "spread": 1.0}
 #: Values of corners only, near the ends of bf16's range: a sum of the two states before they are weighted overflows.
 CORNER_VALUES = {"huge": 1.5e38, "minute": 1e-36}
 LARGEST_VALUE = torch.finfo(torch.bfloat16).max
@@ -124,6 +123,9 @@ def make_inputs(no_keys: tuple[float, ...], definition: Definition, plan: Plan, 
     heads, dim = (definition.const_axes[axis] for axis in ("num_heads", "head_dim"))
     scale = {**VALUES, **CORNER_VALUES}[plan["values"]]
     values = [draws.normal([count, heads, dim], torch.bfloat16, scale) for _ in range(2)]
+    if plan["values"] == "spread":
+        factors = draws.powers(count * heads, *ROWS_SPREAD).view(count, heads, 1)
+        values = [value.mul_(factors) for value in values]
     values = [value.clamp_(-LARGEST_VALUE, LARGEST_VALUE) for value in values]
     spreads = SPREADS if plan["spread"] == "mixed" else (plan["spread"],)
     pairs = [draw_lses(spread, (count, heads), draws) for spread in spreads]
@@ -235,6 +237,7 @@ def family(name: str, log_of_base: float, no_keys: tuple[float, ...], kernel: Ke
         twin={"num_heads": 3, "head_dim": 64},
         plan=PLAN,
         checks=(accepted_rows,),
+        isolated=("v_a", "v_b"),  # its kernel takes dense states only
         make_inputs=functools.partial(make_inputs, no_keys),
         oracle=functools.partial(oracle, log_of_base),
         compare={"v_merged": OUTPUT, "s_merged": LSE},

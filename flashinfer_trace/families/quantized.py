@@ -1,33 +1,19 @@
 """Building blocks for fp8 block-scaled matrices and for routing: inputs, exact products, models of rounding errors.
 
 Rounding models. An error of rounding to nearest is close to uniform between plus and minus half the distance between
-neighbouring numbers, so its variance is a third of that half-distance squared (as is its sub-Gaussian variance proxy: a
+neighboring numbers, so its variance is a third of that half-distance squared (as is its sub-Gaussian variance proxy: a
 weighted sum of independent such errors exceeds L times the root of its summed proxies with probability at most
 2 exp(-L^2 / 2), Hoeffding's inequality for sub-Gaussian terms). Functions in this module return such variances.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 
 from flashinfer_trace.harness.inputs import Draws
-
-__all__ = [
-    "BLOCK",
-    "blocks_of",
-    "blockwise_product",
-    "chosen_by_rank",
-    "dequantized",
-    "e4m3_variance",
-    "float_variance",
-    "group_scales",
-    "normal_codes",
-    "quantize_groups",
-    "ranks",
-    "varied_scales",
-]
 
 BLOCK = 128
 E4M3_MAX = 448.0
@@ -61,9 +47,15 @@ def normal_codes(draws: Draws, shape: Sequence[int]) -> torch.Tensor:
     return codes.view(torch.float8_e4m3fn)
 
 
-def varied_scales(draws: Draws, shape: Sequence[int], typical: float) -> torch.Tensor:
-    """float32 scales, log-uniform within a factor of sqrt(2) of `typical`: varied, so that a transposition shows."""
-    return torch.exp2(draws.uniform(shape, -0.5, 0.5)).mul_(typical)
+def varied_scales(draws: Draws, shape: Sequence[int], typical: float, spread: tuple[int, int] = (0, 0)) -> torch.Tensor:
+    """float32 scales, log-uniform within a factor of sqrt(2) of `typical`: varied, so that a transposition shows.
+
+    Those of rows [..., rows, columns] differ by powers of two beside that, of exponents between the two of `spread`.
+    """
+    found = torch.exp2(draws.uniform(shape, -0.5, 0.5)).mul_(typical)
+    if spread != (0, 0):
+        found *= draws.powers(math.prod(shape[:-1]), *spread).view(*shape[:-1], 1)
+    return found
 
 
 def group_scales(values: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Renormalisation of probabilities by top-k and top-p.
+"""Renormalization of probabilities by top-k and top-p.
 
 It has an op_type of its own because flashinfer-bench judges every Definition of op_type sampling by the tokens that it
 draws.
@@ -15,30 +15,30 @@ from flashinfer_trace.families.sampling import FLOAT64, SUM, U, row_family
 from flashinfer_trace.families.sampling.corners import renorm_corners
 from flashinfer_trace.families.sampling.faults import renorm_faults
 from flashinfer_trace.families.sampling.oracles import renorm_oracle
-from flashinfer_trace.families.sampling.renormalised import Renormalised
+from flashinfer_trace.families.sampling.renormalized import Renormalized
 from flashinfer_trace.families.sampling.rows import SamplingOptions, plan_for_axes, renorm_plans
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, KernelCall, Outputs
 from flashinfer_trace.harness.plans import OwnPlans
 from flashinfer_trace.kernels.needs import LARGEST_HISTOGRAM
 
-REFERENCE_RENORM = Renormalised("one float32 rounding of a float64 quotient; float64 sums", U * (1 + 2**-20), FLOAT64)
-RENORM_TOP_K = Renormalised("float32 sum of 300 roundings, approximate reciprocal, product; exact support", SUM + 4 * U)
-RENORM_TOP_P = Renormalised(
+REFERENCE_RENORM = Renormalized("one float32 rounding of a float64 quotient; float64 sums", U * (1 + 2**-20), FLOAT64)
+RENORM_TOP_K = Renormalized("float32 sum of 300 roundings, approximate reciprocal, product; exact support", SUM + 4 * U)
+RENORM_TOP_P = Renormalized(
     "float32 sum of 300 roundings, approximate reciprocal, product; threshold: two such sums",
     SUM + 4 * U,
     2 * SUM + 4 * U,
 )
-#: The default of flashinfer's top-p renormalisation adds to the bins of a histogram with atomics: up to 163840 numbers
+#: The default of flashinfer's top-p renormalization adds to the bins of a histogram with atomics: up to 163840 numbers
 #: one after another in any order, whose partial sums average half the final one; once for the row, once for the mass.
-RENORM_ATOMIC = Renormalised(
+RENORM_ATOMIC = Renormalized(
     "float32 sum of 300 roundings, approximate reciprocal, product; threshold: bins of up to 163840 serial additions",
     SUM + 4 * U,
     LARGEST_HISTOGRAM * U,
 )
 
 
-def renormaliser(name: str, **options: Any) -> KernelCall:
+def renormalizer(name: str, **options: Any) -> KernelCall:
     """An adapter of flashinfer.sampling.<name>."""
 
     def run(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
@@ -50,7 +50,7 @@ def renormaliser(name: str, **options: Any) -> KernelCall:
     return run
 
 
-def sgl_renormaliser(name: str) -> KernelCall:
+def sgl_renormalizer(name: str) -> KernelCall:
     """An adapter of the op itself: sgl_kernel's Python function calls flashinfer's instead where that is installed."""
 
     def run(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
@@ -95,23 +95,23 @@ RADIX = SamplingOptions(highest_p=0.999, boundaries=False)
 FLASHINFER, SGL = "flashinfer.sampling.top_{}_renorm_probs", "torch.ops.sgl_kernel.top_{}_renorm_probs"
 K_RENORM, P_RENORM = "top_k_renorm_probs", "top_p_renorm_probs"
 BY_K, BY_P, ATOMIC = ({"renorm_probs": policy} for policy in (RENORM_TOP_K, RENORM_TOP_P, RENORM_ATOMIC))
-DETERMINISTIC = renormaliser(P_RENORM, is_deterministic=True)
+DETERMINISTIC = renormalizer(P_RENORM, is_deterministic=True)
 FAMILIES = (
     renorm_family(
         K_RENORM,
         "top_k",
         (
-            Kernel(FLASHINFER.format("k"), renormaliser(K_RENORM), common=WITH_TOKENS, compare=BY_K),
-            Kernel(SGL.format("k"), sgl_renormaliser(K_RENORM), plan_options=WITH_TOKENS, compare=BY_K),
+            Kernel(FLASHINFER.format("k"), renormalizer(K_RENORM), common=WITH_TOKENS, compare=BY_K),
+            Kernel(SGL.format("k"), sgl_renormalizer(K_RENORM), plan_options=WITH_TOKENS, compare=BY_K),
         ),
     ),
     renorm_family(
         P_RENORM,
         "top_p",
         (
-            Kernel(FLASHINFER.format("p"), renormaliser(P_RENORM), plan_options=RADIX, compare=ATOMIC),
+            Kernel(FLASHINFER.format("p"), renormalizer(P_RENORM), plan_options=RADIX, compare=ATOMIC),
             Kernel(FLASHINFER.format("p"), DETERMINISTIC, "is_deterministic", plan_options=RADIX, compare=BY_P),
-            Kernel(SGL.format("p"), sgl_renormaliser(P_RENORM), plan_options=SUMS_TO_ONE, compare=BY_P),
+            Kernel(SGL.format("p"), sgl_renormalizer(P_RENORM), plan_options=SUMS_TO_ONE, compare=BY_P),
         ),
     ),
 )

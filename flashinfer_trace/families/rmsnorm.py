@@ -37,6 +37,10 @@ CORNER_WEIGHTS = {"huge": 1e5, "minute": 1e-6, "vast": 1.0}
 LARGEST_SUM = torch.finfo(torch.float32).max
 
 
+#: The inputs whose rows are independent of each other. Kernels take them as slices of wider tensors.
+ROWS = ("hidden_states", "residual")
+
+
 PLAN = RowPlans(
     {"batch_size": Count(40, 4096)},
     {"values": VALUE_KINDS, "zero_row": FLAG},
@@ -70,7 +74,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     return inputs
 
 
-def normalise(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Expected:
+def normalize(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Expected:
     """The norm in float64, from the mean of the products x_i x_i (a dot product) instead of the row's 2-norm."""
     n = x.shape[-1]
     squares = torch.einsum("bi,bi->b", x, x).unsqueeze(-1)
@@ -81,17 +85,17 @@ def normalise(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Expected:
 
 def oracle(eps: float, definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     if "residual" not in inputs:
-        return {"output": normalise(inputs["hidden_states"].double(), inputs["weight"], eps)}
+        return {"output": normalize(inputs["hidden_states"].double(), inputs["weight"], eps)}
     total = inputs["hidden_states"].double() + inputs["residual"].double()
     # A sum in the middle of two bf16 numbers has one right answer, the even one.
     expected = {
-        "output": normalise(total, inputs["weight"], eps),
+        "output": normalize(total, inputs["weight"], eps),
         "residual_out": Expected(total.to(torch.bfloat16).double(), exact=True),
     }
     return {name: expected[name] for name in definition.outputs}
 
 
-def normalised_bound(expected: Expected) -> torch.Tensor:
+def normalized_bound(expected: Expected) -> torch.Tensor:
     """One bf16 rounding of a value that float32 carried with a few roundings and a sum of squares."""
     magnitude = expected.value.abs()
     inside = summation_error(magnitude, expected.parts["length"]) / 2 + magnitude * ROUNDINGS * unit_roundoff(
@@ -100,11 +104,11 @@ def normalised_bound(expected: Expected) -> torch.Tensor:
     return rounding_error(expected.value, torch.bfloat16) * (1 + 2**-8) + inside
 
 
-NORMALISED = ErrorBound(
-    normalised_bound,
+NORMALIZED = ErrorBound(
+    normalized_bound,
     "one bf16 rounding, u = 2^-8, of a float32 value: half the error of its sum of squares, 8 roundings",
 )
-RESIDUAL = ErrorBound(normalised_bound, "the sum of two bf16 numbers is exact in float64: correctly rounded to bf16")
+RESIDUAL = ErrorBound(normalized_bound, "the sum of two bf16 numbers is exact in float64: correctly rounded to bf16")
 
 
 def fused_outputs(definition: Definition, inputs: Inputs) -> Outputs:
@@ -129,6 +133,7 @@ def run_sgl(name: str, eps: float, definition: Definition, inputs: Inputs, outpu
     import sgl_kernel  # noqa: F401
 
     op = getattr(torch.ops.sgl_kernel, name).default
+    inputs = {name: value.contiguous() for name, value in inputs.items()}
     if "residual" in inputs:
         op(inputs["hidden_states"], inputs["residual"], inputs["weight"], eps, False)
         return fused_outputs(definition, inputs)
@@ -178,6 +183,8 @@ def norm_family(
             kernel(f"torch.ops.sgl_kernel.{function}", sgl),
             *more,
         ),
+        strided=ROWS,
+        isolated=ROWS,
     )
 
 
@@ -191,9 +198,9 @@ EPSILONS = {"": 1e-6, "_eps1e5": 1e-5}
 
 #: The family of the epsilon 1e-6 -> the function of flashinfer and sgl-kernel, and the policies.
 NORMS: dict[str, tuple[str, dict[str, Policy]]] = {
-    "rmsnorm": ("rmsnorm", {"output": NORMALISED}),
-    "fused_add_rmsnorm": ("fused_add_rmsnorm", {"output": NORMALISED}),
-    "fused_add_rmsnorm_residual_out": ("fused_add_rmsnorm", {"output": NORMALISED, "residual_out": RESIDUAL}),
+    "rmsnorm": ("rmsnorm", {"output": NORMALIZED}),
+    "fused_add_rmsnorm": ("fused_add_rmsnorm", {"output": NORMALIZED}),
+    "fused_add_rmsnorm_residual_out": ("fused_add_rmsnorm", {"output": NORMALIZED, "residual_out": RESIDUAL}),
 }
 FAMILIES = tuple(
     norm_family(f"{name}{suffix}", function, eps, compare, (batch_invariant(eps),) if "residual_out" in compare else ())

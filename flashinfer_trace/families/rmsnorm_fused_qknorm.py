@@ -7,7 +7,7 @@ import functools
 import torch
 
 from flashinfer_trace.families import rmsnorm
-from flashinfer_trace.families.rmsnorm import EPSILONS, NORMALISED, normalise, weights
+from flashinfer_trace.families.rmsnorm import EPSILONS, NORMALIZED, normalize, weights
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
 from flashinfer_trace.harness.inputs import Draws
@@ -38,7 +38,7 @@ def oracle(eps: float, definition: Definition, inputs: Inputs) -> dict[str, Expe
     outputs = {}
     for name in ("q", "k"):
         heads = inputs[name].double().flatten(0, 1)
-        normal = normalise(heads, inputs[f"{name}_weight"], eps)
+        normal = normalize(heads, inputs[f"{name}_weight"], eps)
         outputs[f"{name}_out"] = Expected(normal.value.view(inputs[name].shape), normal.parts)
     return outputs
 
@@ -59,7 +59,9 @@ def family(suffix: str, eps: float) -> Family:
         plan=PLAN,
         make_inputs=make_inputs,
         oracle=functools.partial(oracle, eps),
-        compare={"q_out": NORMALISED, "k_out": NORMALISED},
+        compare={"q_out": NORMALIZED, "k_out": NORMALIZED},
+        strided=("q", "k"),
+        isolated=("q", "k"),
         kernels=(
             Kernel(
                 f"{MODULE}.fused_inplace_qknorm",

@@ -35,13 +35,13 @@ def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     return rmsnorm.oracle(EPS, definition, {**inputs, "weight": inputs["weight"].double() + 1})
 
 
-def normalised_bound(expected: Expected) -> torch.Tensor:
+def normalized_bound(expected: Expected) -> torch.Tensor:
     """The bound of `rmsnorm`, and one float32 rounding more, of 1 + weight."""
-    return rmsnorm.normalised_bound(expected) + expected.value.abs() * unit_roundoff(torch.float32)
+    return rmsnorm.normalized_bound(expected) + expected.value.abs() * unit_roundoff(torch.float32)
 
 
-NORMALISED = ErrorBound(
-    normalised_bound,
+NORMALIZED = ErrorBound(
+    normalized_bound,
     "one bf16 rounding, u = 2^-8, of a float32 value: half the error of its sum of squares, 9 roundings",
 )
 
@@ -62,8 +62,8 @@ def gemma_family(name: str, compare: Mapping[str, Policy], more: tuple[Kernel, .
 FAMILIES = (
     gemma_family(
         "gemma_rmsnorm",
-        {"output": NORMALISED},
+        {"output": NORMALIZED},
         (Kernel(f"{rmsnorm.SGLANG}.Gemma3RMSNorm", run_gemma3, variant="forward_native", limits=rmsnorm.LAUNCHABLE),),
     ),
-    gemma_family("gemma_fused_add_rmsnorm", {"output": NORMALISED, "residual_out": rmsnorm.RESIDUAL}),
+    gemma_family("gemma_fused_add_rmsnorm", {"output": NORMALIZED, "residual_out": rmsnorm.RESIDUAL}),
 )

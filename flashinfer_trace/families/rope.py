@@ -45,6 +45,11 @@ class RopeOptions:
     bfloat16_cache: bool = False
     whole_groups: bool = False
 
+    def vouches_for(self, inputs: Inputs) -> bool:
+        """Whether bounds of a kernel with these options mean something for inputs: it may have met others never."""
+        cache = inputs["cos_sin_cache"]
+        return not self.bfloat16_cache or bool((cache == cache.to(torch.bfloat16)).all())
+
 
 #: Of a kernel that rounds each product, with a cache in the dtype of its heads.
 BFLOAT16_CACHE = RopeOptions(bfloat16_cache=True, whole_groups=True)
@@ -259,13 +264,14 @@ def run_flashinfer_inplace(half_split: bool, definition: Definition, inputs: Inp
 
 
 def run_sgl(half_split: bool, definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    """sgl-kernel's op, which reads the cache in the dtype of the query."""
+    """sgl-kernel's op, which reads the cache in the dtype of the query; it gets dense rows."""
     import sgl_kernel  # noqa: F401
 
-    q, k, cache = inputs["q"].flatten(1), inputs["k"].flatten(1), inputs["cos_sin_cache"].to(inputs["q"].dtype)
+    q, k, cache = inputs["q"].contiguous(), inputs["k"].contiguous(), inputs["cos_sin_cache"].to(inputs["q"].dtype)
     size = definition.const_axes["head_size"]
-    torch.ops.sgl_kernel.rotary_embedding.default(inputs["positions"], q, k, size, cache, half_split)
-    return {"q_out": inputs["q"], "k_out": inputs["k"]}
+    operands = inputs["positions"], q.flatten(1), k.flatten(1)
+    torch.ops.sgl_kernel.rotary_embedding.default(*operands, size, cache, half_split)
+    return {"q_out": q, "k_out": k}
 
 
 def run_sglang(half_split: bool, definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
@@ -302,6 +308,8 @@ def rope_family(style: str, suffix: str = "", heads: Mapping[str, int] = TWIN_HE
         checks=(changed_copies,),
         oracle=functools.partial(oracle, half_split),
         compare={"q_out": ROTATED, "k_out": ROTATED},
+        strided=("q", "k"),
+        isolated=("q", "k"),
         kernels=(
             kernel(FLASHINFER, run_flashinfer, ()),
             kernel(f"{FLASHINFER}_inplace", run_flashinfer_inplace),

@@ -13,8 +13,6 @@ from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws
 from flashinfer_trace.harness.plans import Count, RowPlans
 from flashinfer_trace.verdict.compare import Expected
 
-__all__ = ["FAMILIES"]
-
 #: As in `rope`; ``any``: a cosine and a sine for each feature, those of a pair not alike.
 ROWS = ("rotary", "scaled", "quarter_turns", "any")
 MODULE = "sglang.srt.layers.rotary_embedding.utils"
@@ -81,6 +79,7 @@ FAMILIES = (
         twin={"num_qo_heads": 4, "num_kv_heads": 2, "head_size": 16},
         plan=PLAN,
         make_inputs=make_inputs,
+        strided=("q", "k"),
         oracle=oracle,
         compare={"q_out": ROTATED, "k_out": ROTATED},
         kernels=(Kernel(f"{MODULE}.apply_rotary_pos_emb_native", run_sglang, variant="eager", limits=LAUNCHABLE),),

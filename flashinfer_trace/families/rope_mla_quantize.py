@@ -108,7 +108,7 @@ def code_limits(expected: Expected) -> tuple[torch.Tensor, torch.Tensor]:
 
 CODES = Interval(
     code_limits,
-    "the nearest e4m3 code; its neighbour too where two products, their sum and the product with the scale, each "
+    "the nearest e4m3 code; its neighbor too where two products, their sum and the product with the scale, each "
     "rounded to float32, can pass the middle of both",
 )
 
@@ -146,6 +146,8 @@ FAMILIES = (
         twin={"num_qo_heads": 4, "head_dim_ckv": 32, "head_dim_kpe": 16},
         plan=PLAN,
         make_inputs=make_inputs,
+        strided=PARTS,
+        isolated=PARTS,
         oracle=oracle,
         compare={f"{name}_out": CODES for name in PARTS},
         kernels=(Kernel("flashinfer.rope.mla_rope_quantize_fp8", run_flashinfer, limits={"num_tokens": (1, 1 << 20)}),),

@@ -17,8 +17,6 @@ from flashinfer_trace.verdict.compare import ErrorBound, Expected
 from flashinfer_trace.verdict.copies import PartlyCopied, partly_copied
 from flashinfer_trace.verdict.wrong_outputs import same_values
 
-__all__ = ["FAMILIES"]
-
 
 def whole_heads(definition: Definition) -> Definition:
     """The same with the axis rotary_dim that records of `rope` read: all features of a head are rotated."""
@@ -113,6 +111,7 @@ FAMILIES = (
         twin={"num_qo_heads": 4, "num_kv_heads": 2, "head_size": 8, "row_dim": 16},
         plan=PLAN,
         make_inputs=make_inputs,
+        strided=("q", "k", "v", "k_cache", "v_cache"),
         oracle=oracle,
         compare={
             "q_out": TURNED,

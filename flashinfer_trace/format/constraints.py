@@ -11,7 +11,7 @@ literals as subscripts of 1-D integer inputs, ``min(a, b)`` of two numbers, and 
 is accepted because other tools evaluate constraints as Python. There are no other functions, attributes, powers or true
 division, so a constraint that parses can neither reach outside the language nor run for long.
 
-Importing this module does not import torch; tensors are recognised by their ``shape`` and ``item``.
+Importing this module does not import torch; tensors are recognized by their ``shape`` and ``item``.
 """
 
 from __future__ import annotations
@@ -24,20 +24,6 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
-
-__all__ = [
-    "MAX_MAGNITUDE",
-    "Constraint",
-    "ConstraintError",
-    "ConstraintSyntaxError",
-    "ConstraintValueError",
-    "Number",
-    "evaluate",
-    "is_minimum",
-    "literal_index",
-    "number",
-    "parse",
-]
 
 #: Largest magnitude of any literal or intermediate result. Axes are below 2**31, so the product of two still fits.
 MAX_MAGNITUDE = 2**64

@@ -16,14 +16,12 @@ from flashinfer_trace.format.naming import MAX_NAME
 from flashinfer_trace.format.reference import compile_reference, sha256, substitute_constants
 from flashinfer_trace.format.roots import is_private
 
-__all__ = ["Axis", "Definition", "InputError", "TensorSpec", "field_errors"]
-
 #: Longest constraint or tag; schema/definition.schema.json allows less.
 MAX_LINE = 1000
 
 
 def field_errors(data: object) -> Iterator[str]:
-    """What is missing, has another type than `definition.Definition` says, or is too long to be shown in a line.
+    """Names what is missing, has another type than `definition.Definition` says, or is too long to be shown in a line.
 
     Names and lines from a file that nobody validated may have any length; messages and tables show them.
     """
@@ -304,7 +302,7 @@ class Definition:
             inputs: all declared inputs, by position or by name.
 
         Returns:
-            What ``run`` returns: a tensor, or a tuple in declared order if there are several outputs.
+            The result of ``run``: a tensor, or a tuple in declared order if there are several outputs.
 
         Raises:
             InputError: the inputs do not fit (see `check_inputs`).

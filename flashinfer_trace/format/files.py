@@ -20,22 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "COMPACT",
-    "MAX_BYTES",
-    "SPACED",
-    "Lines",
-    "UnreadableFile",
-    "json_line",
-    "json_text",
-    "laid_out",
-    "read_bytes",
-    "read_text",
-    "sweep",
-    "write_json",
-    "write_text",
-]
-
 #: Largest file, in bytes, where no caller knows better. The largest Definition has about 20 KiB.
 MAX_BYTES = 4 * 1024 * 1024
 #: Seconds within which a write has locked the temporary file that it made.
@@ -69,7 +53,7 @@ def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
         limit: most bytes.
 
     Raises:
-        UnreadableFile: it cannot be read, is no regular file, or is larger.
+        UnreadableFile: it cannot be read, is not a regular file, or is larger.
     """
     # Without O_NONBLOCK, opening a FIFO would wait for a writer forever.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
@@ -111,9 +95,9 @@ def read_text(path: Path, limit: int = MAX_BYTES) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes UTF-8 text to a temporary file beside `path`, then renames it over `path`.
+    """Writes UTF-8 text to a temporary file next to `path`, then renames it over `path`.
 
-    What a killed write left in that directory is removed (see `sweep`).
+    Leftovers of a killed write in that directory are removed (see `sweep`).
     """
     sweep(path.parent)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_TEMPORARY)
@@ -200,7 +184,7 @@ Layout = Callable[[tuple[str, ...], Any], Lines | None]
 
 
 def laid_out(document: Any, layout: Layout, separators: tuple[str, str] = SPACED) -> str:
-    """JSON in a layout of its own, so that diffs of large files stay small and readable. A newline stands at the end.
+    """JSON in a layout of its own, so diffs of large files stay small and readable. A newline stands at the end.
 
     Args:
         document: what ``json.dumps`` takes.

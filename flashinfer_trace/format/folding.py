@@ -29,8 +29,6 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
 
-__all__ = ["FoldingError", "fold", "is_switch", "literals"]
-
 WIDTH = 120
 INDENT = "    "
 CONDITIONAL_TEXT = re.compile(r"\s*\[\[(?P<condition>[^:\]]+):(?P<text>.*?)\]\]", re.DOTALL)
@@ -109,7 +107,7 @@ class _Folding:
         return b"".join(self.lines[first - 1 : last]).decode()
 
     def truth(self, test: ast.expr) -> bool | None:
-        """What the constants decide `test` to be; None if they do not."""
+        """The value that the constants give `test` to be; None if they do not."""
         match test:
             case ast.Name(id=name) if name in self.values:
                 return self.values[name] is not None and self.values[name] is not False

@@ -2,7 +2,7 @@
 
 Own code, because no library gives all of it: the standard library's parser has neither positions nor duplicate keys
 and recurses; json-source-map (1.0.5, 2022) has positions, but recurses too and drops duplicate keys silently.
-Here the standard library's C parser makes the data, after one linear pass of a tokeniser bounded the nesting. Only when
+Here the standard library's C parser makes the data, after one linear pass of a tokenizer bounded the nesting. Only when
 somebody asks for a line (a problem was found) a second, iterative pass over the tokens maps JSON pointers to lines.
 """
 
@@ -20,21 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace.format import files
-
-__all__ = [
-    "DEFINITION",
-    "TRACES",
-    "JsonDocument",
-    "JsonProblem",
-    "JsonSourceError",
-    "ReadLimits",
-    "escape_pointer",
-    "load",
-    "load_lines",
-    "load_object",
-    "parse",
-    "parse_lines",
-]
 
 #: Largest magnitude of an integer: what every JSON reader (JavaScript, jq) keeps exactly.
 MAX_INTEGER = 2**53
@@ -144,7 +129,7 @@ def load(path: Path, limits: ReadLimits = DEFINITION) -> JsonDocument:
     """Reads and parses one file. Never blocks on a FIFO and never reads more than the size limit.
 
     Raises:
-        JsonSourceError: it cannot be read, is no regular file, or has no usable JSON.
+        JsonSourceError: it cannot be read, is not a regular file, or has no usable JSON.
     """
     try:
         raw = files.read_bytes(path, limits.bytes)
@@ -157,7 +142,8 @@ def load_object(path: Path, limits: ReadLimits = DEFINITION) -> dict[str, Any]:
     """The JSON object that a file holds, for a caller that has no use for anything less.
 
     Raises:
-        JsonSourceError: see `load`; or it has a byte-order mark, a duplicate key or a refused number, or is no object.
+        JsonSourceError: see `load`; or it has a byte-order mark, a duplicate key or a refused number, or it is not an
+            object.
     """
     document = load(path, limits)
     if document.problems:
@@ -325,7 +311,7 @@ class _Token:
 
 
 def _scan(text: str) -> Iterator[_Token]:
-    """Values of a valid JSON text in order of appearance; iterative, so that no nesting overflows a stack."""
+    """Values of a valid JSON text in order of appearance; iterative, so no nesting overflows a stack."""
     line, position = 1, 0
     # One entry a container: pointer, next index (None in an object), keys seen.
     stack: list[tuple[str, int | None, set[str]]] = []

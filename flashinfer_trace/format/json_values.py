@@ -7,15 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["members", "placed", "strings", "whole"]
-
 #: Longest value in a message.
 MAX_VALUE = 100
 
 
 @contextmanager
 def placed(place: str) -> Iterator[None]:
-    """What goes wrong in the block, which reads this part of a file, says which part it is.
+    """Adds the part of a file that the block reads to the message of each error.
 
     Raises:
         TypeError: instead of a KeyError, TypeError or AttributeError of the block; it begins with the place.

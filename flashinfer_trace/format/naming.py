@@ -1,6 +1,6 @@
 """Names of Definitions: the family that a name belongs to, and the name that the const axes determine.
 
-The conventions are data in ``schema/naming.json``, so that other tools can use them. Importing this module does not
+The conventions are data in ``schema/naming.json``, so other tools can use them. Importing this module does not
 import torch.
 """
 
@@ -19,18 +19,6 @@ from flashinfer_trace.format.json_source import JsonSourceError, load_object
 from flashinfer_trace.format.json_values import strings
 from flashinfer_trace.format.patterns import check_pattern, fits
 from flashinfer_trace.format.roots import find_root, find_roots, is_private
-
-__all__ = [
-    "NamePattern",
-    "Naming",
-    "NamingError",
-    "SomeTags",
-    "TagNamespace",
-    "derive_name",
-    "family_name",
-    "load_naming",
-    "ordered",
-]
 
 #: Longest name of a family, an op_type or a Definition, as in schema/definition.schema.json.
 MAX_NAME = 160
@@ -75,7 +63,7 @@ class NamePattern:
         pattern: the name, with a placeholder ``{axis}`` for each const axis in it.
         where: const axes that must have exactly these values.
         exceptions: (``where``, pattern) of the sizes whose names follow another pattern. The first that holds decides.
-        tags: those of its Definitions beside the kernels, the status and the models.
+        tags: those of its Definitions except kernels, status, and models.
     """
 
     name: str
@@ -98,7 +86,7 @@ class NamePattern:
         return self.pattern
 
     def tags_of(self, definition: str) -> frozenset[str]:
-        """The tags of a Definition of the family, by its name, beside the kernels, the status and the models."""
+        """The tags of a Definition of the family, by its name, except kernels, status, and models."""
         return frozenset[str]().union(*(some.tags for some in self.tags if some.covers(definition)))
 
     def may_have(self, name: str) -> bool:
@@ -155,12 +143,14 @@ class Naming:
         abbreviations: abbreviation -> axes that it may stand for.
         namespaces: tag namespaces by name.
         flags: tags without a namespace -> what they mean.
+        op_types: op_type -> its common name.
     """
 
     families: Mapping[str, NamePattern]
     abbreviations: Mapping[str, tuple[str, ...]]
     namespaces: Mapping[str, TagNamespace]
     flags: Mapping[str, str]
+    op_types: Mapping[str, str]
 
 
 def load_naming(root: Path | None = None) -> Naming:
@@ -327,7 +317,7 @@ def _naming(data: Mapping[str, Any]) -> Naming:
                 f"families {other} and {family.name} have the same pattern {family.pattern!r}, so that the second "
                 "has no names; give one of them another pattern, or a `where`"
             )
-    return Naming(families, abbreviations, namespaces, dict(data["tags"]["flags"]))
+    return Naming(families, abbreviations, namespaces, dict(data["tags"]["flags"]), dict(data.get("op_types", {})))
 
 
 def _tags_of(entry: Mapping[str, Any]) -> tuple[SomeTags, ...]:
@@ -340,7 +330,7 @@ def _tags_of(entry: Mapping[str, Any]) -> tuple[SomeTags, ...]:
 
 
 def _check_pattern(family: NamePattern, abbreviations: Mapping[str, tuple[str, ...]]) -> None:
-    """Checks that each placeholder follows an abbreviation of its axis, so that names read the same everywhere."""
+    """Checks that each placeholder follows an abbreviation of its axis, so names read the same everywhere."""
     for text in (family.name, family.op_type, family.pattern):
         if not isinstance(text, str) or len(text) > MAX_NAME:
             raise NamingError(f"family {family.name[:40]}: a name is not a string of at most {MAX_NAME} characters")

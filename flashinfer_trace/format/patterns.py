@@ -9,8 +9,6 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-__all__ = ["PatternError", "check_pattern", "fits", "found_in"]
-
 #: Longest time for one match, in seconds. Ours take microseconds.
 SECONDS = 0.5
 
@@ -19,14 +17,14 @@ SHORT = 100
 
 
 class PatternError(ValueError):
-    """A text is no regular expression, or one that takes too long."""
+    """A text is not a regular expression, or one that takes too long."""
 
 
 def check_pattern(pattern: str) -> None:
     """Compiles a pattern.
 
     Raises:
-        PatternError: it is no regular expression.
+        PatternError: it is not a regular expression.
     """
     _compiled(pattern)
 
@@ -35,13 +33,13 @@ def fits(pattern: str, text: str) -> bool:
     """Whether a whole text matches a pattern; one that once took longer than `SECONDS` fits nothing from then on.
 
     Raises:
-        PatternError: it is no regular expression.
+        PatternError: it is not a regular expression.
     """
     return _found(f"(?:{pattern})", text, "fullmatch")
 
 
 def found_in(pattern: str, text: str) -> bool:
-    """Whether a pattern matches somewhere in a text, with ``$`` as in ECMAScript: the very end; see `fits`."""
+    """Whether a pattern matches somewhere in a text, with ``$`` as in ECMAScript: the end of the text; see `fits`."""
     return _found(f"{pattern[:-1]}\\Z" if pattern.endswith("$") else pattern, text, "search")
 
 

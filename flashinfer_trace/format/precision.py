@@ -7,8 +7,6 @@ from contextlib import contextmanager
 
 import torch
 
-__all__ = ["float32_sums", "full_precision_products"]
-
 
 @contextmanager
 def float32_sums() -> Iterator[None]:

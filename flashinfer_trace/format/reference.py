@@ -3,11 +3,11 @@
 A family keeps one source file, ``reference/<op_type>/<family>.py``, which people edit, lint and type-check as plain
 Python. A Definition embeds a *rendering* of it: module constants named after const axes (``HIDDEN_SIZE`` for the axis
 ``hidden_size``) take the Definition's values, and functions imported from a sibling file (``from ._shared import f``)
-are copied in, with the constants that they read, so that every embedded reference stands alone. ``from
+are copied in, with the constants that they read, so every embedded reference stands alone. ``from
 ..sampling._shared import f`` names a file of another op_type.
 
 A family that differs from another in constants imports its ``run`` and sets these: ``from .rmsnorm import run`` and
-``EPS = 1e-5``. What its constants switch off is not in its text (see `folding`).
+``EPS = 1e-5``. Code that its constants switch off is left out (see `folding`).
 
 Nothing here imports torch; only the compiled reference does, when it is first run.
 """
@@ -24,7 +24,7 @@ import re
 import symtable
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +32,6 @@ from flashinfer_trace.format.allow_list import allowed, static
 from flashinfer_trace.format.files import UnreadableFile, read_text
 from flashinfer_trace.format.folding import FoldingError, fold, is_switch, literals
 from flashinfer_trace.format.roots import shared
-
-__all__ = [
-    "ReferenceSourceError",
-    "check_allowed",
-    "compile_reference",
-    "load_run",
-    "render",
-    "sha256",
-    "source_path",
-    "substitute_constants",
-]
 
 #: Most violations of the allow-list that one error lists: the first ones tell what is wrong.
 MAX_VIOLATIONS = 10
@@ -137,14 +126,19 @@ def compile_reference(source: str, label: str, op_type: str | None = None) -> Ca
     return load_run(source, label)
 
 
-def check_allowed(source: str, label: str, op_type: str | None = None) -> None:
+def check_allowed(source: str, label: str, op_type: str | None = None, waived: Collection[str] = ()) -> None:
     """Refuses a reference that uses what `allow_list.allowed` does not list, whether it was ever validated or not.
+
+    Args:
+        source, label, op_type: see `compile_reference`.
+        waived: ids of rules that it need not meet.
 
     Raises:
         ReferenceSourceError: with construct, line and hint of the first violations.
     """
     module = _parse(source, label)
     found = static.check(module, symtable.symtable(source, label, "exec"), op_type)
+    found = [violation for violation in found if violation.rule not in waived]
     if found:
         lines = [f"{label}:{v.line}: {v.message} ({v.hint})" for v in found[:MAX_VIOLATIONS]]
         more = [f"and {len(found) - MAX_VIOLATIONS} more"] if len(found) > MAX_VIOLATIONS else []
@@ -175,12 +169,12 @@ def _restricted_builtins() -> dict[str, Any]:
 
 
 def _guarded_import(name: str, *args: Any, **kwargs: Any) -> Any:
-    """What imports in the namespace of a reference: its own statements, and torch's compiled code that it calls.
+    """The importers in the namespace of a reference: its own statements, and torch's compiled code that it calls.
 
     Where that code dispatches to Python (`TorchDispatchMode`, `FakeTensorMode`), it asks for modules of torch by the
     `__import__` of the function that runs, and then takes them from `sys.modules`. The instruction tells the two apart.
     Whatever is not an import statement, and so a call that a reference might make as well, gets torch itself, which
-    every reference has; and only for a module of torch that is loaded, so that none is because of it.
+    every reference has; and only for a module of torch that is loaded, so none is because of it.
 
     Raises:
         ImportError: a statement names a module that references may not import, or a call one that is not torch's own.
@@ -289,7 +283,7 @@ def _with_imports_copied(path: Path, source: str, module: ast.Module, imports: S
 def _copied(
     path: Path, sibling: Path, names: list[tuple[str, int]], module: ast.Module
 ) -> tuple[list[str], list[str], list[str]]:
-    """What `module`, the source at `path`, lacks of the functions of `sibling` with these names.
+    """The functions of `sibling` with these names that `module`, the source at `path`, lacks.
 
     Returns the import statements of modules, the constants (those that are read, and the switches), and the functions.
     """

@@ -1,7 +1,7 @@
 """Dataset roots: the dataset, and private ones that are laid over it. Importing this imports no torch.
 
 A private root has ``definitions/`` and what its Definitions need beyond the dataset: ``reference/``, ``evidence/``,
-``workloads/``, and ``schema/naming.json`` with further families and abbreviations. What it lacks is the dataset's.
+``workloads/``, and ``schema/naming.json`` with further families and abbreviations. Everything else is the dataset's.
 """
 
 from __future__ import annotations
@@ -11,17 +11,6 @@ import re
 from pathlib import Path
 
 from flashinfer_trace.format.files import UnreadableFile, read_text
-
-__all__ = [
-    "PATH_VARIABLE",
-    "ROOT_VARIABLE",
-    "DatasetError",
-    "enclosing_checkout",
-    "find_root",
-    "find_roots",
-    "is_private",
-    "shared",
-]
 
 #: Points the library at another dataset: a directory with definitions/, schema/, reference/ and evidence/.
 ROOT_VARIABLE = "FLASHINFER_TRACE_ROOT"
@@ -34,7 +23,7 @@ _PROJECT = re.compile(r'^name\s*=\s*"flashinfer-trace"\s*$', re.MULTILINE)
 
 
 class DatasetError(LookupError):
-    """There is no dataset, or no such Definition. The message names the place searched and the closest names."""
+    """The dataset or the Definition does not exist. The message names the place searched and the closest names."""
 
 
 def find_root() -> Path:

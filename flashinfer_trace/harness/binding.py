@@ -32,8 +32,6 @@ from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.plans import PlanRequest
 from flashinfer_trace.harness.report import PlansRun
 
-__all__ = ["Closure", "judging_code", "same_plans"]
-
 PACKAGE = "flashinfer_trace"
 #: What decides no verdict on a GPU: isolation, refused inputs, faults and mutants, reading files, reports, and what
 #: only collects. Tests guard it. What is used of it counts by its name.

@@ -20,8 +20,6 @@ from flashinfer_trace.harness.family import Plan
 from flashinfer_trace.harness.job import Job
 from flashinfer_trace.harness.report import PlansRun
 
-__all__ = ["BATCH", "ROUNDS", "Case", "cases", "drawn_again", "shrink"]
-
 #: Rounds of further draws when repeated and vacuous cases left too few real ones: hypothesis draws seven of ten again.
 ROUNDS = 24
 #: Cases of one hypothesis example: what hypothesis does for each example takes longer than many a case.

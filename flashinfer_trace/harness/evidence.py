@@ -35,8 +35,6 @@ from flashinfer_trace.harness.family import Kernel
 from flashinfer_trace.harness.verify import Report
 from flashinfer_trace.kernels import distributions, library_of
 
-__all__ = ["add", "entry_of", "record", "started_at"]
-
 
 def record(directory: Path, definition: Definition, kernel: Kernel, report: Report) -> Path:
     """Adds one passed run to the Definition's evidence: see `entry_of` and `add`."""

@@ -17,8 +17,6 @@ from typing import Any, ClassVar
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["ExactOperations", "InexactOperation"]
-
 #: Operations on floating-point tensors that have one result: they move elements, round once, or compare.
 _EXACT = frozenset(
     {

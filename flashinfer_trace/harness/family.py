@@ -14,7 +14,17 @@ from flashinfer_trace.format.definition import Definition, InputError
 from flashinfer_trace.harness.exact import ExactOperations
 from flashinfer_trace.harness.faults import Fault
 from flashinfer_trace.harness.inputs import Draws
-from flashinfer_trace.harness.plans import FamilyError, Plan, PlanRequest, PlanShape
+from flashinfer_trace.harness.layouts import (
+    FAR,
+    LAYOUT,
+    NAN_ROW,
+    STRIDED,
+    nan_rows,
+    rows_apart,
+    with_nan_row,
+    without_nan,
+)
+from flashinfer_trace.harness.plans import FamilyError, Plan, PlanRequest, PlanShape, RowPlans
 from flashinfer_trace.kernels import in_table
 from flashinfer_trace.kernels.table import TURING as ANY_GPU
 from flashinfer_trace.kernels.table import Capabilities, KernelFacts, Need, Place
@@ -177,6 +187,10 @@ class Family:
             where each alone may be right in several ways: ids that point to other rows than the weights beside them.
         checks: (definition at the sizes to run, what runs its reference) -> one line for each way in which the
             reference alone is wrong, where inputs and outputs do not tell: how a sampler uses the number that it draws.
+        strided: inputs that its kernels take with memory between their rows, as slices of wider tensors. Where one of
+            them does not, or nobody knows, its adapter makes them dense, as its callers must.
+        isolated: inputs of which one row may be NaN, of all of them the same one. It may spoil the same row of each
+            output that has as many, and nothing else. Every kernel of the family keeps its rows apart like this.
         faults: ways to be wrong of a kernel of this family, beside those of any kernel (see `harness.faults`).
         unseen: why a verification does not reject a kernel with a fault, by pattern of the fault's name.
         unverified: why none of its kernels can be run for evidence; empty if they have run, or only await a GPU run.
@@ -192,6 +206,8 @@ class Family:
     kernels: tuple[Kernel, ...]
     relations: tuple[Relation, ...] = ()
     checks: tuple[Callable[[Definition, ReferenceRun], list[str]], ...] = ()
+    strided: tuple[str, ...] = ()
+    isolated: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
     unseen: Mapping[str, str] = field(default_factory=dict)
     unverified: str = ""
@@ -200,16 +216,39 @@ class Family:
         object.__setattr__(self, "kernels", tuple(kernel.of_family(self.name) for kernel in self.kernels))
 
     def plans(self, request: PlanRequest) -> st.SearchStrategy[Plan]:
-        """The plans that may be drawn."""
-        return self.plan.plans(request)
+        """The plans that may be drawn; some are not dense."""
+        plans, layouts = self.plan.plans(request), self.layouts(request.definition)
+        if not layouts:
+            return plans
+        drawn = st.sampled_from([None, None, *layouts])
+        return st.tuples(plans, drawn).map(lambda each: each[0] if each[1] is None else {**each[0], LAYOUT: each[1]})
+
+    def layouts(self, definition: Definition) -> tuple[str, ...]:
+        """The layouts of its inputs beside the dense one."""
+        return (NAN_ROW,) * bool(self.isolated_of(definition)) + (STRIDED,) * bool(self.strided_of(definition))
+
+    def strided_of(self, definition: Definition) -> list[str]:
+        """The strided inputs that a Definition has."""
+        return [name for name in self.strided if name in definition.inputs]
+
+    def isolated_of(self, definition: Definition) -> list[str]:
+        """The isolated inputs that a Definition has."""
+        return [name for name in self.isolated if name in definition.inputs]
 
     def plan_for_axes(self, definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
         """A plan with these values of variable axes."""
         return self.plan.plan_for_axes(definition, axes, draws)
 
     def corners(self, request: PlanRequest) -> Sequence[Plan]:
-        """The plans that every verification runs before those that it draws."""
-        return self.plan.corners(request)
+        """The plans that every verification runs before those that it draws; the last ones are not dense. Of rows
+        these are usual ones, since other corners need each of theirs."""
+        plans, layouts = list(self.plan.corners(request)), self.layouts(request.definition)
+        if isinstance(self.plan, RowPlans):
+            usual = self.plan.with_corners(lambda _: [{}]).corners(request)[:1]
+            return [*plans, *({**plan, LAYOUT: layout} for plan in usual for layout in layouts)]
+        for place, layout in zip(reversed(range(len(plans))), layouts, strict=False):
+            plans[place] = {**plans[place], LAYOUT: layout}
+        return plans
 
     def inputs(self, definition: Definition, plan: Plan, seed: int, device: str | torch.device) -> Inputs:
         """The inputs of one case, checked against the Definition's shapes, dtypes and constraints."""
@@ -223,8 +262,10 @@ class Family:
         Raises:
             InputError: the plan has not the entries of the family's plans, or the inputs do not fit the Definition.
         """
-        entries = self.plan.entries(definition)
+        entries, layout = self.plan.entries(definition), plan.get(LAYOUT)
         unknown, missing = sorted(plan.keys() - entries), sorted(entries - plan.keys())
+        if layout in self.layouts(definition) or (layout == FAR and self.strided_of(definition)):
+            unknown.remove(LAYOUT)
         if unknown or missing:
             raise InputError(
                 f"{definition.name}: a plan with unknown entries {unknown} and without {missing}; "
@@ -232,6 +273,10 @@ class Family:
             )
         with ExactOperations():
             inputs = self.make_inputs(definition, plan, Draws(seed, device))
+        if layout == NAN_ROW:
+            inputs = with_nan_row(inputs, self.isolated_of(definition), seed)
+        elif layout in (STRIDED, FAR):
+            inputs = rows_apart(inputs, self.strided_of(definition), layout == FAR)
         return inputs, definition.check_inputs(inputs)
 
     def inputs_for_axes(
@@ -263,7 +308,13 @@ class Family:
         Raises:
             FamilyError: it does not speak of exactly the Definition's outputs.
         """
-        expected = self.oracle(definition, inputs)
+        names = self.isolated_of(definition)
+        rows = nan_rows(inputs, names) if names else None
+        expected = self.oracle(definition, inputs if rows is None else without_nan(inputs, names))
+        if rows is not None:
+            axis = (definition.inputs[names[0]].shape or [""])[0]
+            own = [name for name, spec in definition.outputs.items() if spec.shape and spec.shape[0] == axis]
+            expected |= {name: replace(expected[name], unjudged=rows) for name in own}
         if expected.keys() != definition.outputs.keys():
             raise FamilyError(
                 f"family {self.name}: the oracle speaks of the outputs {list(expected)}; "

@@ -19,8 +19,6 @@ from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.verdict.compare import Expected
 from flashinfer_trace.verdict.tensors import INTEGERS, as_integers
 
-__all__ = ["Fault", "FaultyCase", "any_kernel", "with_inputs"]
-
 #: Sides of the tile that is not written.
 TILE = 16
 

@@ -12,13 +12,17 @@ import numpy
 import torch
 from hypothesis import strategies as st
 
+from flashinfer_trace.sandbox.shared_memory import memory_of
 from flashinfer_trace.verdict.random_words import of_words
 from flashinfer_trace.verdict.tensors import INTEGERS, as_integers
 
-__all__ = ["VALUE_KINDS", "Draws", "HollowDraws", "indptr", "sizes", "special_numbers", "split"]
-
 #: How the elements of a floating-point input are distributed: see `Draws.values`.
-VALUE_KINDS = ("normal", "integers", "large", "tiny", "constant_rows")
+VALUE_KINDS = ("normal", "integers", "large", "tiny", "constant_rows", "spread")
+#: Exponents of the powers of two by which rows of ``spread`` values are larger, from the smallest row to the largest.
+ROWS_SPREAD = -10, 10
+#: Exponents of those by which ``spread`` scales are larger than usual ones of about 1e-4: real checkpoints have scales
+#: from 1e-8 on, within a tensor.
+SCALES_SPREAD = -17, 19
 #: Factors of the rows of ``vast`` values, one after the other: squares of the last ones are beyond float32's range.
 VAST = (1e8, 1e16, 1e19)
 #: 16 of every 32 bits; mean of the sum of four integers, each uniform in 0..65535; standard deviation of these sums,
@@ -86,6 +90,14 @@ class Draws:
         """A random order of 0..n-1 (int64)."""
         return self.bits(n).sort(stable=True).indices
 
+    def exponents(self, count: int, low: int, high: int) -> torch.Tensor:
+        """int64 [count]: from low on in even steps up to high, in a random order."""
+        return self.permutation(count) * (high - low) // max(1, count - 1) + low
+
+    def powers(self, count: int, low: int, high: int) -> torch.Tensor:
+        """float32 [count]: 2 to the power of `exponents`."""
+        return torch.exp2(self.exponents(count, low, high).float())
+
     def host_integers(self, count: int, low: int, high: int) -> list[int]:
         """`count` integers in low..high inclusive, for index structures."""
         return self._drawn([count], _between(low, high), torch.int64, device=torch.device("cpu")).tolist()
@@ -112,8 +124,9 @@ class Draws:
         Kinds: ``normal``; ``integers`` (-4..4: products and short sums are exact, so a kernel must round correctly);
         ``large`` (1000 times larger); ``tiny`` (1000 times smaller); ``huge`` and ``minute`` (factors 1e5 and 1e-6, for
         corners: at the ends of float16's range); ``vast`` (for corners: rows that are 1e8, 1e16 and 1e19 times larger,
-        in turn); ``constant_rows`` (one value per row, so that its mean square is that value's square); ``special``
-        (for corners of copies: two thirds are `special_numbers`).
+        in turn); ``constant_rows`` (one value per row, so that its mean square is that value's square); ``spread``
+        (rows that are 2^-10 to 2^10 times as large, in a random order: what is scaled or clamped for all rows alike
+        loses some); ``special`` (for corners of copies: two thirds are `special_numbers`).
         """
         if kind == "special":
             return self._special(shape, dtype, scale)
@@ -121,6 +134,9 @@ class Draws:
             return self.integers(shape, -4, 4, torch.int8).to(dtype)
         if kind == "constant_rows":
             return self.normal([*shape[:-1], 1], torch.float32, scale).expand(*shape).to(dtype)
+        if kind == "spread":
+            rows = self.powers(math.prod(shape[:-1]), *ROWS_SPREAD).view(*shape[:-1], 1)
+            return self.normal(shape, dtype, scale).mul_(rows)
         if kind == "vast":
             rows = torch.arange(math.prod(shape[:-1]), device=self.device).view(*shape[:-1], 1)
             factors = torch.tensor(VAST, device=self.device)[rows % len(VAST)]
@@ -164,7 +180,7 @@ def _between(low: int, high: int) -> Callable[[Any, Any], Any]:
 
 @functools.cache
 def sizes(low: int, high: int) -> st.SearchStrategy[int]:
-    """Sizes from low to high inclusive, with more weight on the ends, small numbers and neighbours of powers of two.
+    """Sizes from low to high inclusive, with more weight on the ends, small numbers and neighbors of powers of two.
 
     Cached, because hypothesis validates a strategy once, and some are asked for in every draw.
     """
@@ -194,5 +210,11 @@ def split(total: int, parts: int, draws: Draws) -> list[int]:
 
 
 def clone_inputs(inputs: dict[str, Any]) -> dict[str, Any]:
-    """A copy of the inputs in separate memory, so that a kernel may overwrite it."""
-    return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
+    """A copy of the inputs in separate memory, so that a kernel may overwrite it; what lies between rows is copied."""
+    return {name: _copy(value) if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
+
+
+def _copy(value: torch.Tensor) -> torch.Tensor:
+    if value.is_contiguous():
+        return value.clone()
+    return memory_of(value).clone().view(value.dtype).as_strided(value.shape, value.stride())

@@ -18,8 +18,6 @@ from flashinfer_trace.harness.family import Family, Kernel, Plan, PlanRequest
 from flashinfer_trace.harness.plans import many_rows, one_row
 from flashinfer_trace.sandbox.worker import ReferenceWorker
 
-__all__ = ["Drawing", "Job", "Round", "prepare", "rounds"]
-
 #: What a kernel asks of plans: limits of variable axes, and options.
 Drawing = tuple[Mapping[str, tuple[int, int]], object | None]
 

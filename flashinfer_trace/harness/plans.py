@@ -18,24 +18,6 @@ from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.inputs import Draws, sizes
 from flashinfer_trace.verdict.tensors import torch_dtype
 
-__all__ = [
-    "FLAG",
-    "NO_LIMIT",
-    "ROW_AXES",
-    "Count",
-    "Drawn",
-    "FamilyError",
-    "OwnPlans",
-    "Plan",
-    "PlanRequest",
-    "PlanShape",
-    "RowPlans",
-    "input_bytes",
-    "many_rows",
-    "one_row",
-    "row_axis",
-]
-
 #: Everything about a case but its elements, as small JSON values: variable axes, sequence lengths, kinds of values.
 #: (definition, plan, seed) repeats a case exactly, on any device.
 Plan = dict[str, Any]
@@ -51,6 +33,8 @@ ROW_AXES = ("num_tokens", "m", "M", "seq_len", "total_rows", "num_rows", "batch_
 POSITIONS = dict.fromkeys(("max_seq_len", "num_slots"), 70_000)
 #: Fewer rows than this show no more than what is drawn.
 FEWEST = 100
+#: Values whose rows are of very different magnitude: no scale, floor or clamp for all of them fits.
+SPREAD = "spread"
 #: The memory of inputs up to which a case takes about 0.2 seconds.
 BYTES = 10 * 2**20
 #: What other variable axes count, where the memory is estimated.
@@ -225,7 +209,9 @@ class RowPlans(PlanShape):
             low, high = count.range(axis, request)
             usual[name] = max(low, min(count.corner, high))
         found = []
-        for changed in (*special, *(() if request.large else self.on_cpu)):
+        # On a CPU, the case of many rows is the one of spread values.
+        of_gpu = ({"values": SPREAD},) if self.has_spread else ()
+        for changed in (*special, *(of_gpu if request.large else self.on_cpu)):
             unknown = sorted(changed.keys() - usual.keys() - request.definition.const_axes.keys())
             if unknown:
                 raise FamilyError(f"{request.definition.name}: corners have entries {unknown}, plans {sorted(usual)}")
@@ -235,6 +221,12 @@ class RowPlans(PlanShape):
                 plan[name] = max(low, min(plan[name], high))
             found.append(plan)
         return found
+
+    @property
+    def has_spread(self) -> bool:
+        """Whether values may be `SPREAD`."""
+        kinds = self.choices.get("values", ())
+        return isinstance(kinds, Sequence) and SPREAD in kinds
 
     def with_corners(self, corners: Callable[[PlanRequest], Sequence[Plan]]) -> RowPlans:
         return replace(self, special=corners, on_cpu=())
@@ -299,7 +291,8 @@ def one_row(shape: PlanShape, request: PlanRequest) -> list[Plan]:
 
 
 def many_rows(shape: PlanShape, request: PlanRequest) -> list[Plan]:
-    """One plan of `shape.many_rows` rows, or of as many as fit into `BYTES`; none on a GPU, where plans draw more.
+    """One plan of `shape.many_rows` rows, or of as many as fit into `BYTES`, which are `SPREAD` where a family has such
+    values; none on a GPU, where plans draw more.
 
     On a CPU plans draw dozens of rows at most: a kernel that is right up to its first tile of rows, or up to position
     4095, is right in every case that is drawn there. Families of attention, whose requests have lengths, have corners
@@ -320,7 +313,8 @@ def many_rows(shape: PlanShape, request: PlanRequest) -> list[Plan]:
         return []
     beside = {**POSITIONS, "num_copies": 2 * rows}
     given = {axis: rows, **{name: count for name, count in beside.items() if name in axes}}
-    return [shape.plan_for_axes(definition, given, Draws(0, "cpu"))]
+    plan = shape.plan_for_axes(definition, given, Draws(0, "cpu"))
+    return [{**plan, "values": SPREAD} if isinstance(shape, RowPlans) and shape.has_spread else plan]
 
 
 def input_bytes(definition: Definition, axes: Mapping[str, int] | None = None) -> int:

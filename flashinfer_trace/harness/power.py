@@ -20,8 +20,6 @@ from flashinfer_trace.harness.verify import Job, verify
 from flashinfer_trace.verdict.compare import Expected
 from flashinfer_trace.verdict.tensors import torch_dtype
 
-__all__ = ["Power", "faults_of", "power", "record_power", "stand_in", "unexplained"]
-
 
 @dataclasses.dataclass
 class Power:

@@ -11,8 +11,6 @@ import torch
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.sandbox.limits import ReferenceFailed
 
-__all__ = ["accepted_wrong_sizes", "raised_by", "wrong_sizes"]
-
 
 def wrong_sizes(definition: Definition, inputs: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """`inputs` with one const axis of one tensor one too large, then one too small, each with a line that says so.

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from flashinfer_trace.harness.plans import Plan
 from flashinfer_trace.verdict.compare import Comparison
 
-__all__ = ["OutputSummary", "PlansRun", "Report"]
-
 
 @dataclass
 class PlansRun:

@@ -15,8 +15,6 @@ from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.plans import Plan, input_bytes
 from flashinfer_trace.harness.verify import Job, Report, verify
 
-__all__ = ["REAL_BYTES", "Twins", "has_real_size", "real_cases"]
-
 #: The memory of inputs up to which a case at a Definition's own sizes takes at most about a second.
 REAL_BYTES = 72 * 2**20
 

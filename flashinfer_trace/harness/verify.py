@@ -16,6 +16,7 @@ from flashinfer_trace.harness.job import Job, prepare, rounds
 from flashinfer_trace.harness.refusals import accepted_wrong_sizes
 from flashinfer_trace.harness.report import OutputSummary, Report
 from flashinfer_trace.sandbox.limits import Budget, ReferenceFailed, ReferenceLimits
+from flashinfer_trace.verdict.pooled import Pool
 
 __all__ = ["Job", "OutputSummary", "Report", "prepare", "verify", "verify_together"]
 
@@ -90,12 +91,14 @@ class _Target:
     Attributes:
         passed: the cases that it has passed.
         before: real cases that it had before any were drawn.
+        pools: what is added up over all cases, of the reference and of the kernel.
     """
 
     job: Job
     report: Report
     passed: set[str] = field(default_factory=set)
     before: int = 0
+    pools: tuple[Pool, Pool] = field(default_factory=lambda: (Pool(), Pool()))
 
     def fail(self, message: str) -> None:
         self.report.status, self.report.message = "failed", message
@@ -108,6 +111,8 @@ class _Target:
             report.vacuous += 1
             return
         report.cases += 1
+        for pool, compared in zip(self.pools, (result.reference, result.kernel), strict=True):
+            pool.add(compared)
         policies = self.job.family.policies(self.job.kernel)
         for name, reference in result.reference.items():
             summary = report.outputs.setdefault(name, OutputSummary(policies[name].reason))
@@ -120,6 +125,13 @@ class _Target:
             rows = dict.fromkeys(job.sized.var_axes, SEEDED_ROWS)
             if kernel.ignores_seed(job.sized, job.family.inputs_for_axes(job.sized, rows, 0, job.device)):
                 self.fail(f"{kernel.label} draws the same with two seeds, {SEEDED_ROWS} rows each")
+
+    def judge_pools(self) -> None:
+        """Fails a sampler whose draws of all cases together are not those that they should be."""
+        for who, pool in zip(("reference", self.job.target), self.pools, strict=True):
+            message = pool.failure(f"{who}: ")
+            if message:
+                self.fail(message)
 
     def judge_number(self, examples: int) -> None:
         """Fails if cases are missing."""
@@ -188,6 +200,7 @@ class _Cases:
             with self._spending():
                 self.check_reference()
         for target in self._running:
+            target.judge_pools()
             target.judge_seeds()
             target.judge_number(examples)
 

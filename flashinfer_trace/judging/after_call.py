@@ -22,8 +22,6 @@ from torch.nn import Parameter
 
 from flashinfer_trace.judging.loading import ReturnError
 
-__all__ = ["Replaced", "Undisturbed", "hush", "stored", "unhush", "unreplaced"]
-
 globals()["__builtins__"] = dict(vars(builtins))  # before the functions that look there
 
 #: Longest name, of an output or a type, that is told, in characters.

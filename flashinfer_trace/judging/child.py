@@ -23,13 +23,12 @@ from typing import Any
 import torch
 
 from flashinfer_trace.judging.after_call import Replaced, Undisturbed, stored, unhush, unreplaced
+from flashinfer_trace.judging.compiled import CompileError
 from flashinfer_trace.judging.loading import LoadError, ReturnError, Submitted, bound, load
 from flashinfer_trace.judging.stopwatch import Stopwatch, TimedCalls, captured, seed_all
 from flashinfer_trace.sandbox import confine, protocol
-from flashinfer_trace.sandbox.limits import MAX_MESSAGE
+from flashinfer_trace.sandbox.limits import MAX_MESSAGE, MAX_TEXT
 from flashinfer_trace.sandbox.shared_memory import SharedMemory, Slot, tensor_in
-
-__all__ = ["prepare"]
 
 #: Errors that are failures of another kind than that of a submission that raises.
 _KINDS = {ReturnError: "outputs", Replaced: "tampered"}
@@ -67,6 +66,9 @@ _OURS = (os.path.dirname(__file__), os.path.dirname(importlib.__file__), "<froze
 
 #: Where modules are called, and functions that torch's decorators made: no place of a submission.
 _TORCH = os.path.dirname(torch.__file__) + os.sep
+
+#: Frames of a traceback that are told.
+MAX_FRAMES = 12
 
 #: Longest name of a file that is told, in characters.
 MAX_FILE = 200
@@ -116,6 +118,8 @@ class _Session:
         while True:
             request = protocol.read_header(self._read)
             if "submission" in request:  # another one only after a known kernel, if at all
+                if request["printed"]:
+                    self._print_to_judge()
                 submitted = self._answer(lambda: {"loaded": True}, functools.partial(self._load, request))
                 continue
             if "rest" in request or "awake" in request:
@@ -135,7 +139,8 @@ class _Session:
             answer = protocol.pack_header({**(found if isinstance(found, dict) else {}), **more()})
         except BaseException as error:
             kind = next(({"kind": kind} for one, kind in _KINDS.items() if isinstance(error, one)), {})
-            found, answer = None, protocol.pack_header({"failed": error_line(error, self._root), **kind})
+            told = {"failed": error_line(error, self._root), "traceback": own_traceback(error, self._root)}
+            found, answer = None, protocol.pack_header({**told, **kind})
         self._pipe.sendall(answer)
         return found
 
@@ -283,6 +288,15 @@ class _Session:
         torch.cuda.synchronize()
         return memory
 
+    def _print_to_judge(self) -> None:
+        """Has the judge read what is printed here, and by what is started here."""
+        _, descriptors, _, _ = socket.recv_fds(self._pipe, 1, 1)
+        for number in (1, 2):
+            os.dup2(descriptors[0], number)
+        os.close(descriptors[0])
+        for stream in (sys.stdout, sys.stderr):  # else it is lost if the process dies
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
     def _receive_memory(self, size: int) -> None:
         _, descriptors, _, _ = socket.recv_fds(self._pipe, 1, 1)
         self._shared = SharedMemory(size, descriptors[0])
@@ -352,9 +366,17 @@ def error_line(error: BaseException, root: str | None = None) -> str:
         hint = _own_import(str(error.name), frames[-1], Path(root))
         if hint:  # as an ImportError, because no package is missing
             return f"ImportError: {hint}"[:MAX_MESSAGE] + _place(frames[-1])
-    kind = "" if isinstance(error, (LoadError, Replaced, ReturnError)) else f"{type(error).__name__}: "
+    kind = "" if isinstance(error, (CompileError, LoadError, Replaced, ReturnError)) else f"{type(error).__name__}: "
     frames = [one for one in frames if not one.filename.startswith(_TORCH)] or frames
     return f"{kind}{_message(error)}"[:MAX_MESSAGE] + (_place(frames[0]) if frames else "")
+
+
+def own_traceback(error: BaseException, root: str | None = None) -> str:
+    """The lines of the submission's own code that an error came through, as Python prints them; the last ones if they
+    are many."""
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(_OURS)]
+    text = "".join(traceback.format_list(frames)[-MAX_FRAMES:])
+    return (text.replace(f"{root}/submission/", "") if root is not None else text)[-MAX_TEXT:]
 
 
 def _message(error: BaseException) -> str:

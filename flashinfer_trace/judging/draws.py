@@ -15,8 +15,6 @@ from flashinfer_trace.judging.output_form import filled_outputs
 from flashinfer_trace.judging.process import SubmissionProcess
 from flashinfer_trace.judging.verdict import Failure
 
-__all__ = ["unrandom"]
-
 #: Of equal rows that are drawn from in one call: at most so many, of at most so many elements together.
 ROWS, ELEMENTS = 1024, 1 << 24
 
@@ -88,10 +86,10 @@ def _of_one_row(job: Job, inputs: Inputs, row: int) -> Inputs:
 def _dependent(job: Job, process: SubmissionProcess, inputs: Inputs, seeds: Iterator[int]) -> Failure | None:
     """The failure of a sampler whose draws of equal rows depend on each other.
 
-    If they do not, two rows draw the same with one probability, whichever they are: of a pair of neighbours of one call
+    If they do not, two rows draw the same with one probability, whichever they are: of a pair of neighbors of one call
     and a pair of random rows of another, either is as likely the only one that does (McNemar's exact test).
     """
-    found = {"neighbours": [0, 0], "rows half a batch apart": [0, 0]}
+    found = {"neighbors": [0, 0], "rows half a batch apart": [0, 0]}
     for row in range(SOURCES):
         equal = _of_one_row(job, inputs, row)
         ordered, mixed = (_draw(job, process, equal, seeds) for _ in range(2))

@@ -13,8 +13,7 @@ from flashinfer_trace.harness.plans import NO_LIMIT
 from flashinfer_trace.harness.verify import Job
 from flashinfer_trace.judging.verdict import Failure, OutputFigures
 from flashinfer_trace.verdict.compare import Comparison, Expected, Policy
-
-__all__ = ["REFERENCE", "JudgedInputs", "Standard", "kinds_of_inputs", "standards"]
+from flashinfer_trace.verdict.pooled import Pool
 
 #: The label of the reference's own standard.
 REFERENCE = "the reference"
@@ -27,33 +26,41 @@ class Standard:
     Attributes:
         label: `REFERENCE`, or the kernel's label.
         policies: by output.
+        elsewhere: those of the reference, for inputs that the kernel never met (`vouches_for` of its plan options).
+        options: its plan options.
         cases, vacuous: of those that it passed, how many could have failed, and how many could not.
         figures: of each output.
+        pool: what is added up over all cases.
     """
 
     label: str
     policies: Mapping[str, Policy]
+    elsewhere: Mapping[str, Policy] = field(default_factory=dict)
+    options: object | None = None
     cases: int = 0
     vacuous: int = 0
     figures: dict[str, OutputFigures] = field(default_factory=dict)
+    pool: Pool = field(default_factory=Pool)
 
     def failure(self, job: Job, inputs: Inputs, outputs: Outputs, expected: Mapping[str, Expected]) -> Failure | None:
         """How outputs fail this standard; None if they meet it, which is then counted."""
-        compared = evaluate(self.policies, outputs, expected)
+        vouches = getattr(self.options, "vouches_for", None)
+        policies = self.policies if vouches is None or vouches(inputs) else self.elsewhere
+        compared = evaluate(policies, outputs, expected)
         wrong = {name: comparison for name, comparison in compared.items() if not comparison.passed}
         if wrong:
-            return self._worst(wrong)
+            return self._worst(wrong, policies)
         lines = unrelated("outputs", job.family, job.sized, inputs, outputs, compared)
         if lines:
             return Failure("relation", "; ".join(lines), self.label, ratio=float("inf"))
-        if vacuity(job.sized, expected, self.policies):
+        if vacuity(job.sized, expected, policies):
             self.vacuous += 1
         else:
             self.cases += 1
             self._count(compared)
         return None
 
-    def _worst(self, wrong: Mapping[str, Comparison]) -> Failure:
+    def _worst(self, wrong: Mapping[str, Comparison], policies: Mapping[str, Policy]) -> Failure:
         name = max(wrong, key=lambda one: wrong[one].ratio)
         worst = wrong[name]
         return Failure(
@@ -62,10 +69,16 @@ class Standard:
             self.label,
             name,
             *(worst.index, worst.actual, worst.expected, worst.bound, worst.ratio),
-            reason=self.policies[name].reason,
+            reason=policies[name].reason,
         )
 
+    def of_all_cases(self) -> Failure | None:
+        """What all cases together show that none shows alone."""
+        worst = self.pool.worst()
+        return None if worst is None or worst[1].passed else self._worst(dict([worst]), self.policies)
+
     def _count(self, compared: Mapping[str, Comparison]) -> None:
+        self.pool.add(compared)
         for name, comparison in compared.items():
             figures = self.figures.setdefault(name, OutputFigures(self.policies[name].reason))
             figures.worst = max(figures.worst, comparison.ratio)
@@ -89,13 +102,14 @@ class JudgedInputs:
 
 def standards(judged: JudgedInputs) -> list[Standard]:
     """The standards of one kind of inputs, the reference's first."""
-    family = judged.job.family
-    kernels = [Standard(kernel.label, family.policies(kernel)) for kernel in judged.kernels]
-    return [Standard(REFERENCE, family.policies()), *kernels]
+    family, own = judged.job.family, judged.job.family.policies()
+    kernels = [Standard(each.label, family.policies(each), own, each.plan_options) for each in judged.kernels]
+    return [Standard(REFERENCE, own), *kernels]
 
 
 def kinds_of_inputs(job: Job) -> list[JudgedInputs]:
-    """All valid inputs, by every standard; then, for each way in which known kernels limit theirs, those inputs."""
+    """All valid inputs, by every standard; then, for each way in which known kernels limit theirs, those inputs; and
+    contiguous ones, which programs other than servers have."""
     kernels = job.family.kernels_of(job.definition)
     found = [JudgedInputs(job, kernels)]
     groups: list[list[Kernel]] = []
@@ -106,7 +120,11 @@ def kinds_of_inputs(job: Job) -> list[JudgedInputs]:
             alike[0].append(kernel)
         elif kernel.limits or kernel.plan_options is not None:
             groups.append([kernel])
-    return [*found, *(limited(job, group) for group in groups)]
+    found += [limited(job, group) for group in groups]
+    if job.family.strided_of(job.definition):
+        dense = dataclasses.replace(job, family=dataclasses.replace(job.family, strided=()))
+        found.append(JudgedInputs(dense, kernels, "contiguous inputs"))
+    return found
 
 
 def limited(job: Job, kernels: Sequence[Kernel]) -> JudgedInputs:

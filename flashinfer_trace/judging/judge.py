@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import random
 import secrets
 import shlex
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,16 +19,16 @@ import torch
 
 from flashinfer_trace.dataset import store
 from flashinfer_trace.families import family_of
-from flashinfer_trace.format.constraints import parse
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.case import device_of
 from flashinfer_trace.harness.cases import Case
 from flashinfer_trace.harness.family import Family, Inputs, Kernel
 from flashinfer_trace.harness.job import Job
-from flashinfer_trace.harness.twins import has_real_size
+from flashinfer_trace.judging.diagnosis import diagnosed
 from flashinfer_trace.judging.draws import unrandom
+from flashinfer_trace.judging.failing_case import KeptCase
 from flashinfer_trace.judging.grades import REFERENCE, JudgedInputs, Standard, kinds_of_inputs, limited, standards
-from flashinfer_trace.judging.more_plans import judged_cases
+from flashinfer_trace.judging.more_plans import judged_cases, longer_plans
 from flashinfer_trace.judging.output_form import filled_outputs, outputs_of, with_unwritten, wrong_form
 from flashinfer_trace.judging.process import Answer, Failed, Launch, SubmissionProcess
 from flashinfer_trace.judging.server import Server, shared_server
@@ -38,18 +39,31 @@ from flashinfer_trace.judging.submission import (
     from_callable,
     from_path,
 )
+from flashinfer_trace.judging.twin_sizes import JudgedTwins, small_by_default, twins_of, unseen, with_own_constants
 from flashinfer_trace.judging.user_inputs import LARGEST_SEED, device_name, whole_number
 from flashinfer_trace.judging.verdict import Failure, Grade, Verdict
 from flashinfer_trace.sandbox.fork_server import ServerEnded
 from flashinfer_trace.verdict.compare import Expected
 
-__all__ = ["EXAMPLES", "as_submission", "checked", "judge", "small_by_default", "unseen", "with_own_constants"]
+__all__ = [
+    "EXAMPLES",
+    "as_submission",
+    "checked",
+    "graded",
+    "judge",
+    "small_by_default",
+    "unseen",
+    "with_own_constants",
+]
 
 #: Drawn cases that count, beside corners and repeated ones.
 EXAMPLES = 20
 
 #: Failures that inputs of another kind may not show; after the others nothing more is run.
 OF_INPUTS = ("values", "outputs", "relation", "raised", "died")
+
+#: Failures after which its process can be called again.
+LASTING = ("values", "outputs", "relation", "inputs-changed", "raised")
 
 #: Drawn cases that a submission meets after a failure that the machine may have caused.
 EXCUSED = 8
@@ -69,6 +83,7 @@ def judge(
     twin: bool | None = None,
     limits: RunLimits | None = None,
     server: Server | None = None,
+    keep_going: bool = False,
 ) -> Verdict:
     """Grades a kernel against a Definition.
 
@@ -81,11 +96,13 @@ def judge(
         device: ``cpu``, ``cuda`` or ``cuda:N``.
         examples: drawn cases that must count, beside the corners; 1 or more.
         seed: of all cases, from 0 to 2**63 - 1; from the system's entropy if there is none.
-        twin: whether to judge at the sizes of the family's small twin; by default on a CPU where a case at the
-            Definition's own sizes takes more than about a second. The default twin keeps the constants that no shape
-            shows; a kernel that raises an error there or returns outputs of other shapes is not judged.
+        twin: whether to judge at the sizes of the family's small twin. By default a twin is judged on a CPU where a
+            case at the Definition's own sizes takes more than about a second. That one keeps the constants that no
+            shape shows and the features that are summed (see `twin_sizes`); a kernel that raises an error there or
+            returns outputs of other shapes is not judged. At no twin is a kernel reference-grade.
         limits: what the submission may take.
         server: where its process is forked from.
+        keep_going: run the other cases after a failure, unless its process ended, and count them in `Verdict.tally`.
 
     Raises:
         SubmissionError: what is given is no submission.
@@ -103,10 +120,12 @@ def judge(
     by_default = small and twin is None
     limits = limits or RunLimits()
     family = family_of(loaded)
-    job = Job(loaded, with_own_constants(loaded, family) if by_default else family, None, device, full=not small)
+    twins = twins_of(loaded, family) if by_default else JudgedTwins(family)
+    job = Job(loaded, twins.family, None, device, full=not small)
     started = time.perf_counter()
     with served(submission, server) as forks, submission.on_disk() as request:
-        verdict = _Judgment(submission, request, forks, limits, examples, seed, by_default).verdict(job)
+        options = examples, seed, by_default, keep_going, twins
+        verdict = _Judgment(submission, request, forks, limits, *options).verdict(job)
     if by_default and not verdict.cases and verdict.failure is not None and verdict.failure.of_sizes:
         verdict.grade, verdict.code = Grade.NOT_JUDGED, "other-sizes"
     verdict.seconds = time.perf_counter() - started
@@ -141,7 +160,7 @@ def served(submission: Submission, server: Server | None) -> Iterator[Server]:
 
 @dataclass(frozen=True)
 class _Judgment:
-    """One judgement of one submission."""
+    """One judgment of one submission."""
 
     submission: Submission
     request: Mapping[str, Any]
@@ -150,6 +169,8 @@ class _Judgment:
     examples: int
     seed: int
     by_default: bool
+    keep_going: bool
+    twins: JudgedTwins
 
     def verdict(self, job: Job) -> Verdict:
         """The verdict on all valid inputs; of a submission that refuses some, on those that a known kernel takes."""
@@ -182,6 +203,7 @@ class _Judgment:
         about = job.definition.name, self.submission.label, job.device, sizes
         verdict = Verdict(*about, by_default=self.by_default, seed=self.seed)
         verdict.twin = {axis: value for axis, value in sized.items() if value != own[axis]}
+        verdict.cut = {axis: own[axis] for axis in self.twins.cut}
         inputs, outputs = list(job.sized.inputs), list(job.sized.outputs)
         request = {**self.request, **({"definition": job.sized.to_dict()} if known else {})}
         left = standards(judged)
@@ -189,18 +211,19 @@ class _Judgment:
         try:
             verdict.kept_apart = self.server.keeps_apart
             with launch.start() as process:
-                run = _Run(job, process, known, left, verdict, launch.begin if request["kind"] in FRESH else None)
-                verdict.failure = run.all(self.examples, self.seed)
+                begin = launch.begin if request["kind"] in FRESH else None
+                run = _Run(job, process, known, left, verdict, begin, self.keep_going)
+                verdict.failure = run.all(self.examples, self.seed) or run.longer(self.twins.longer, self.seed)
                 if verdict.failure is not None:
                     process.end()  # no other kernel is run where one went wrong
         except Failed as failed:
-            verdict.failure = Failure(failed.kind, failed.message)
+            verdict.failure = Failure.of(failed)
         except ServerEnded as ended:
             verdict.failure = Failure("died", str(ended))
-        return _graded(verdict, left)
+        return graded(verdict, left)
 
 
-def _graded(verdict: Verdict, left: list[Standard]) -> Verdict:
+def graded(verdict: Verdict, left: list[Standard]) -> Verdict:
     """The verdict with its grade: of the standards that were never failed, the reference's, or those of kernels."""
     best = left[0]
     verdict.cases, verdict.vacuous = best.cases, best.vacuous
@@ -211,7 +234,8 @@ def _graded(verdict: Verdict, left: list[Standard]) -> Verdict:
     verdict.outputs = best.figures
     verdict.alike = [one.label for one in left if one.label != REFERENCE]
     if best.cases:
-        verdict.grade = Grade.REFERENCE if best.label == REFERENCE else Grade.KERNEL
+        verdict.capped = best.label == REFERENCE and verdict.sizes == "twin"
+        verdict.grade = Grade.REFERENCE if best.label == REFERENCE and not verdict.capped else Grade.KERNEL
     return verdict
 
 
@@ -225,28 +249,57 @@ class _Run:
     left: list[Standard]
     verdict: Verdict
     begin: Callable[[], SubmissionProcess] | None
+    keep_going: bool = False
+    kept: bool = False
 
     @torch.no_grad()
     def all(self, examples: int, seed: int) -> Failure | None:
         """Runs cases until `examples` drawn ones count; the failure that left no standard."""
         verdict = self.verdict
+        excused: Failure | None = None
+        first: Failure | None = None
+        left, failed = EXCUSED, 0
 
         def missing() -> int:
-            return examples + verdict.corners + verdict.repeated - self.left[0].cases
+            return examples + verdict.corners + verdict.repeated - self.left[0].cases - failed
 
-        excused: Failure | None = None
-        left = EXCUSED
         for case in judged_cases(self.job, seed, missing):
             if excused is not None and case.kind == "corner":
                 continue
             failure = self._case(case)
             if failure is not None and not self._excusable(failure):
-                return failure
+                if not self.keep_going or failure.kind not in LASTING:
+                    return first or failure
+                first, failed = first or failure, failed + (case.kind != "corner")
+                continue
             excused = excused or failure
             left -= excused is not None
             if excused is not None and (self.left[0].cases or not left):
                 return excused
-        return excused or self._unrandom(seed)
+        return first or excused or self._pooled() or self._unrandom(seed)
+
+    def _pooled(self) -> Failure | None:
+        """The failure that all cases together show, if it leaves no standard."""
+        failures = [one.of_all_cases() for one in self.left]
+        if all(failures):
+            return min((one for one in failures if one is not None), key=_distance)
+        self.left[:] = [one for one, failed in zip(self.left, failures, strict=True) if failed is None]
+        return None
+
+    @torch.no_grad()
+    def longer(self, families: Sequence[Family], seed: int) -> Failure | None:
+        """Runs a few cases at the sizes of each of these twins, whose sums are as long as the Definition's."""
+        numbers = random.Random(seed)
+        for family in () if self.known else families:
+            run = dataclasses.replace(self, job=dataclasses.replace(self.job, family=family))
+            for plan in longer_plans(run.job):
+                case = Case(plan, numbers.getrandbits(31), "corner", numbers.getrandbits(31))
+                failure = run._case(case)
+                if failure is not None:
+                    return failure
+            sized, twin = run.job.sized.const_axes, self.verdict.twin
+            self.verdict.longer |= {axis: value for axis, value in sized.items() if axis in twin and value > twin[axis]}
+        return None
 
     def _excusable(self, failure: Failure) -> bool:
         """Whether it may fail like this although its values are right; not once they were, on any case that counts. So
@@ -258,28 +311,64 @@ class _Run:
         """Runs one case; the failure if it leaves no standard."""
         job = self.job
         inputs, axes = job.family.inputs_and_axes(job.sized, case.plan, case.seed, job.device)
-        where = axes, case.plan, case.seed
+        counted = self.left[0].cases
+        failure = self._called(case, inputs)
+        kinds = [f"{name}={value}" for name, value in case.plan.items() if isinstance(value, str)]
+        self.verdict.count([case.kind, *kinds], failure is None)
+        if failure is not None:
+            return failure.at(axes, case.plan, case.seed)
+        if self.left[0].cases > counted:
+            self._count(case, axes)
+        return None
+
+    def _called(self, case: Case, inputs: Inputs) -> Failure | None:
+        """Calls the submission on the inputs of a case; the failure if it leaves no standard."""
+        job = self.job
+        answer: Answer | None = None
+        self.verdict.calls += 1
         try:
-            self.verdict.calls += 1
             poisoned = filled_outputs(job.sized, inputs, case.call_seed)
             answer = self.process.call(inputs, poisoned, case.call_seed)
         except Failed as failed:
-            return Failure(failed.kind, failed.message).at(*where)
-        expected = job.family.expected(job.sized, inputs)
-        in_place = self.known.in_place if self.known else ()
-        counted = self.left[0].cases
-        failure = checked(job, answer, inputs, expected, self.left, in_place)
-        if failure is not None:
-            return with_unwritten(failure, answer, poisoned).at(*where)
-        if self.left[0].cases > counted:
-            self._count(case.kind, axes)
-        return None
+            failure: Failure | None = Failure.of(failed)
+        else:
+            expected = job.family.expected(job.sized, inputs)
+            in_place = self.known.in_place if self.known else ()
+            failure = checked(job, answer, inputs, expected, self.left, in_place)
+            if failure is not None:
+                failure = self._told(failure, answer, poisoned, expected)
+        if failure is not None and not self.kept:
+            self.verdict.kept = KeptCase.of(job, case, (failure.kind, failure.standard), answer, poisoned)
+            self.kept = not self._excusable(failure)
+        return failure
 
-    def _count(self, kind: str, axes: Mapping[str, int]) -> None:
+    def _told(
+        self,
+        failure: Failure,
+        answer: Answer,
+        poisoned: Mapping[str, torch.Tensor],
+        expected: Mapping[str, Expected],
+    ) -> Failure:
+        """The failure of a call that returned, with all that is known of it."""
+        failure = dataclasses.replace(failure, printed=self.process.printed)
+        if failure.kind != "values" or failure.output not in answer.outputs:
+            return failure
+        name, definition = failure.output, self.job.sized
+        (policy,) = (one.policies[name] for one in self.left if one.label == failure.standard)
+        told = diagnosed(
+            failure, definition.outputs[name], answer.outputs[name], poisoned[name], expected[name], policy
+        )
+        return with_unwritten(told, answer, poisoned)
+
+    def _count(self, case: Case, axes: Mapping[str, int]) -> None:
         """Counts a case in that could have failed."""
-        verdict = self.verdict
-        verdict.corners += kind == "corner"
-        verdict.repeated += kind == "repeated"
+        verdict, kv_lens = self.verdict, case.plan.get("kv_lens", [])
+        verdict.corners += case.kind == "corner"
+        verdict.repeated += case.kind == "repeated"
+        q_lens = case.plan.get("q_lens", [1] * len(kv_lens)) if kv_lens else []
+        for queries, keys in zip(q_lens, kv_lens, strict=True):
+            if (queries, keys) > tuple(verdict.longest.values()):
+                verdict.longest = {"queries": queries, "keys": keys}
         for axis, value in axes.items():
             verdict.largest[axis] = max(value, verdict.largest.get(axis, 0))
 
@@ -290,7 +379,7 @@ class _Run:
         try:
             return unrandom(self.job, self.process, self.begin, seed, rows=not self.known)
         except Failed as failed:
-            return Failure(failed.kind, failed.message)
+            return Failure.of(failed)
 
 
 def checked(
@@ -311,7 +400,7 @@ def checked(
     device = device_of(inputs)
     outputs = outputs_of(job.sized, answer, device)
     axes = job.sized.bind_axes(inputs)
-    wrong = _misbehaviour(answer, in_place) or wrong_form(job.sized, axes, answer, outputs, device)
+    wrong = _misbehavior(answer, in_place) or wrong_form(job.sized, axes, answer, outputs, device)
     if wrong is not None:
         return wrong
     failures = [one.failure(job, inputs, outputs, expected) for one in left]
@@ -321,7 +410,7 @@ def checked(
     return None
 
 
-def _misbehaviour(answer: Answer, in_place: Collection[str]) -> Failure | None:
+def _misbehavior(answer: Answer, in_place: Collection[str]) -> Failure | None:
     """What no kernel may do, whatever its outputs are worth."""
     changed = [name for name in answer.changed if name not in in_place]
     if changed:
@@ -384,32 +473,3 @@ def _call(submission: Submission, verdict: Verdict, examples: int, limits: RunLi
     module = "from flashinfer_trace.judging.{0} import {1}".format
     imports = f"{module('judge', 'judge')}; {module('submission', 'RunLimits')}"
     return f"{imports}; judge({arguments}, limits={limits!r})"
-
-
-#: The window of keys up to which the corners of attention take seconds on a CPU where a request has several queries:
-#: each of them has keys of its own.
-LARGEST_WINDOW = 512
-
-#: Tokens of a page: a kernel for pages of one needs no length of the last page.
-PAGE = "page_size"
-
-
-def small_by_default(definition: Definition, device: str) -> bool:
-    """Whether a Definition is judged at the sizes of its family's small twin if nobody says at which."""
-    wide = "qo_indptr" in definition.inputs and definition.const_axes.get("window_size", 0) > LARGEST_WINDOW
-    return device == "cpu" and (wide or not has_real_size(definition))
-
-
-def with_own_constants(definition: Definition, family: Family) -> Family:
-    """The family with a twin that keeps constants that kernels have built in although they take sizes from shapes."""
-    own = unseen(definition) | {PAGE}
-    return dataclasses.replace(family, twin={axis: value for axis, value in family.twin.items() if axis not in own})
-
-
-def unseen(definition: Definition) -> set[str]:
-    """The constant axes that no tensor's shape shows, such as a window."""
-    tensors = [*definition.inputs.values(), *definition.outputs.values()]
-    shown = {axis: definition.const_axes.get(axis, 1) for tensor in tensors for axis in tensor.shape or ()}
-    for text in definition.constraints:
-        shown |= parse(text).solve(shown)
-    return definition.const_axes.keys() - shown.keys()

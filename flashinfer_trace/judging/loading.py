@@ -13,14 +13,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from flashinfer_trace.judging.compiled import built
 from flashinfer_trace.sandbox.shared_memory import memory_of
-
-__all__ = ["CallForm", "LoadError", "ReturnError", "Submitted", "bound", "call_form", "load"]
 
 #: Names that are looked for in a file when none is given, in this order.
 USUAL_NAMES = ("run", "ModelNew", "kernel")
 
-#: Fewest booleans by which an untouched output is recognised: right ones equal those drawn with probability 2^-64.
+#: Fewest booleans by which an untouched output is recognized: right ones equal those drawn with probability 2^-64.
 BOOLEANS = 64
 
 #: Kinds of parameters that take any number of arguments.
@@ -62,6 +61,8 @@ def load(request: Mapping[str, Any], device: str, inputs: Sequence[str], outputs
     """
     if request["kind"] == "known":
         return _known(request)
+    if "language" in request:
+        return bound(built(request, device), device, inputs, outputs, request["destination"])
     module = _module(request)
     return bound(_found(module, request), device, inputs, outputs, request.get("destination"), module)
 

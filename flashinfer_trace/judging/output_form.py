@@ -20,10 +20,17 @@ from flashinfer_trace.sandbox.shared_memory import memory_of
 from flashinfer_trace.verdict.outputs import misfits, numbers_as_tensors
 from flashinfer_trace.verdict.tensors import as_integers, torch_dtype
 
-__all__ = ["filled_outputs", "outputs_of", "with_unwritten", "wrong_form"]
-
 #: Shares of the elements of an output that hold a usual number before a call, in turn: see `filled_outputs`.
 USUAL = (0.0, 0.5, 1.0)
+#: The bits of the NaN that outputs are filled with, by dtype. Those with one NaN of each sign have the negative one.
+PAYLOADS = {
+    torch.bfloat16: 0x7FD5,
+    torch.float16: 0x7F55,
+    torch.float32: 0x7FD55555,
+    torch.float64: 0x7FFD555555555555,
+    torch.float8_e4m3fn: 0xFF,
+    torch.float8_e5m2: 0xFF,
+}
 #: Of usual integers: in the range of every dtype.
 LARGEST = 127
 
@@ -31,8 +38,12 @@ LARGEST = 127
 def filled_outputs(definition: Definition, inputs: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
     """What outputs hold before a call: all NaN (integers: their smallest), as `poisoned_outputs` has it, in one call of
     three; in the others, some or all elements are numbers such as a kernel before it could have left there. A kernel
-    can tell none of them from memory that a program has used."""
+    can tell none of them from memory that a program has used. NaN has a payload that no computed one has, so that the
+    elements which were never written are known."""
     filled = poisoned_outputs(definition, inputs, seed)
+    for value in filled.values():
+        if value.dtype in PAYLOADS:
+            as_integers(value).fill_(PAYLOADS[value.dtype])
     share = USUAL[seed % len(USUAL)]
     draws = Draws(zlib.crc32(f"fill {seed}".encode()), device_of(inputs))
     for value in filled.values():

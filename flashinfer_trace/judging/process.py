@@ -20,7 +20,8 @@ import torch
 from flashinfer_trace.judging.server import Idle, Server, has_room, library_of
 from flashinfer_trace.judging.submission import RunLimits
 from flashinfer_trace.sandbox import protocol
-from flashinfer_trace.sandbox.limits import Failed, printable
+from flashinfer_trace.sandbox.limits import Failed, printable, printable_lines
+from flashinfer_trace.sandbox.printed import Printed
 from flashinfer_trace.sandbox.process import ConfinedProcess
 from flashinfer_trace.sandbox.shared_memory import Filled, SharedMemory
 
@@ -99,6 +100,7 @@ class SubmissionProcess(ConfinedProcess):
         self._calls = 0
         self._asked = False
         self._device, self._libraries = "", frozenset[str]()
+        self._printed: Printed | None = None
 
     def __enter__(self) -> SubmissionProcess:
         return self
@@ -117,8 +119,10 @@ class SubmissionProcess(ConfinedProcess):
             Failed: it has ended.
         """
         self._device, self._libraries = str(told["device"]), libraries
+        if told["submission"]["kind"] != "known" and self._printed is None:
+            self._printed = Printed()
         try:
-            self.tell(told, self._limits.load)
+            self.tell({**told, "printed": self._printed is not None}, self._limits.load)
         except BaseException:
             self.end()
             raise
@@ -138,10 +142,26 @@ class SubmissionProcess(ConfinedProcess):
     def end(self, *, reap: bool = False) -> int:
         """Ends the process, and what it started, and gives back the memory."""
         status = super().end(reap=reap)
+        if self._printed is not None:
+            self._printed.close()
         if self._shared is not None:
             self._shared.close()
             self._shared = None
         return status
+
+    @property
+    def printed(self) -> str:
+        """The end of what it has printed."""
+        if self._printed is None:
+            return ""
+        self._printed.read()
+        return self._printed.text
+
+    def read(self, target: memoryview) -> None:
+        """Fills memory with the next bytes of an answer, and reads what is printed until they come."""
+        if self._printed is not None and target:
+            self._printed.wait(self._pipe, self._left())
+        super().read(target)
 
     def call(self, inputs: Mapping[str, Any], poisoned: Mapping[str, torch.Tensor], seed: int) -> Answer:
         """Calls the submission on copies of the inputs.
@@ -228,7 +248,12 @@ class SubmissionProcess(ConfinedProcess):
         if "memory" in request:
             assert self._shared is not None
             descriptors = [self._shared.descriptor]
+        elif request.get("printed"):
+            assert self._printed is not None
+            descriptors = [self._printed.theirs]
         self.send([protocol.pack_header(request)], descriptors)
+        if self._printed is not None:
+            self._printed.close_theirs()
 
     def answer(self, kind: str) -> dict[str, Any]:
         """Waits for the answer to the last request.
@@ -236,10 +261,16 @@ class SubmissionProcess(ConfinedProcess):
         Raises:
             Failed: of `kind`, or of one in `OF_CALLS`, with what the process says went wrong; or it did not answer.
         """
-        answer = self.header("was not loaded" if kind == "not-loaded" else "did not return")
-        if "failed" in answer:
-            said = answer.get("kind")
-            raise Failed(said if kind == "raised" and said in OF_CALLS else kind, str(answer["failed"]))
+        try:
+            answer = self.header("was not loaded" if kind == "not-loaded" else "did not return")
+            if "failed" in answer:
+                said = answer.get("kind")
+                raised = Failed(said if kind == "raised" and said in OF_CALLS else kind, str(answer["failed"]))
+                raised.traceback = printable_lines(str(answer.get("traceback") or ""))
+                raise raised
+        except Failed as failed:
+            failed.printed = self.printed
+            raise
         self._asked = False
         return answer
 

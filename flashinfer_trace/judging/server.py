@@ -15,8 +15,6 @@ from typing import Any
 from flashinfer_trace.judging.submission import SubmissionError
 from flashinfer_trace.sandbox.fork_server import ForkServer, Service, available
 
-__all__ = ["Idle", "Server", "has_room", "library_of", "passed_on", "shared_server"]
-
 #: The part of a GPU's memory that must be free for a process to be kept: libraries leave up to 7 GiB in each.
 FREE = 0.5
 

@@ -20,8 +20,6 @@ from torch.cuda import current_stream, set_stream
 
 from flashinfer_trace.judging.after_call import Undisturbed, hush, stored, unhush, unreplaced
 
-__all__ = ["Stopwatch", "TimedCalls", "captured", "seed_all"]
-
 globals()["__builtins__"] = dict(vars(builtins))  # a copy for the functions here, which a submission cannot change
 
 #: A point in time: an event on a GPU's stream, or nanoseconds.

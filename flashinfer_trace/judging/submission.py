@@ -5,27 +5,17 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.format.json_source import JsonSourceError, load_object
+from flashinfer_trace.judging.compiled import BINDINGS, COMPILED, SUFFIXES
 from flashinfer_trace.sandbox.limits import printable
 
-__all__ = [
-    "MEMORY",
-    "TIMEOUTS",
-    "RunLimits",
-    "Submission",
-    "SubmissionError",
-    "from_callable",
-    "from_path",
-    "known",
-]
-
-#: Languages of flashinfer-bench's Solutions that are Python files.
-LANGUAGES = ("python", "triton")
+#: Languages of flashinfer-bench's Solutions: Python files, and what is compiled.
+LANGUAGES = ("python", "triton", *COMPILED)
 
 #: Least and most seconds of `flashinfer-trace check --timeout`.
 TIMEOUTS = (0.1, 86400.0)
@@ -33,8 +23,8 @@ TIMEOUTS = (0.1, 86400.0)
 #: Least and most GiB of its --memory; torch and Python need some.
 MEMORY, GIBIBYTE = (0.1, 65536.0), 1 << 30
 
-#: Longest path of a source.
-MAX_PATH = 200
+#: Longest path of a source, and the path of one that was given as text.
+MAX_PATH, SOURCE = 200, "kernel.py"
 
 
 #: Seconds that loading a submission has at least, whatever its calls may take.
@@ -174,12 +164,49 @@ def known(definition: Definition, label: str) -> Submission:
     return Submission(label, request)
 
 
+def from_source(text: str, function: str | None, label: str) -> Submission:
+    """One Python file, given as its text; without the name of a function, it is looked for as in a file."""
+    request = {"kind": "package", "path": SOURCE, "name": function, "destination": None}
+    return Submission(printable(label), request, None, {SOURCE: text})
+
+
 def _solution(path: Path) -> Submission:
     shown = printable(str(path))
     try:
         data = load_object(path)
     except JsonSourceError as error:
         raise SubmissionError(f"{shown}: cannot be read: {error}") from error
+    return from_solution(data, shown, str(path.absolute()))
+
+
+def _compiled(spec: Mapping[str, Any], shown: str, submission: Submission) -> Submission:
+    """A Solution in C++ or CUDA, with what its process needs to compile it."""
+    language, (file, _, function) = spec["language"], spec["entry_point"].partition("::")
+    binding, endings = spec.get("binding") or BINDINGS[0], SUFFIXES[language]
+    if binding not in BINDINGS:
+        raise SubmissionError(
+            f"{shown}: the binding {printable(str(binding))}; {' and '.join(BINDINGS)} can be compiled"
+        )
+    if not file.endswith(endings):
+        raise SubmissionError(f"{shown}: the entry point {spec['entry_point']!r} is in no {' or '.join(endings)} file")
+    if not function.isidentifier():
+        raise SubmissionError(f"{shown}: {function!r} is no name of a function")
+    destination = spec.get("destination_passing_style", True)
+    request = {"kind": "package", "path": file, "name": function, "destination": destination}
+    return replace(submission, request={**request, "language": language, "binding": binding})
+
+
+def from_solution(data: Mapping[str, Any], shown: str, place: str = "") -> Submission:
+    """A Solution of flashinfer-bench.
+
+    Args:
+        data: its JSON.
+        shown: names it in errors.
+        place: the file that it was read from, if any.
+
+    Raises:
+        SubmissionError: it is none that can be judged.
+    """
     try:
         spec, files = data["spec"], {one["path"]: one["content"] for one in data["sources"]}
         if len(files) < len(data["sources"]):
@@ -197,7 +224,7 @@ def _solution(path: Path) -> Submission:
     except (TypeError, AttributeError) as error:
         raise SubmissionError(f"{shown}: not a Solution of flashinfer-bench: {error!r}") from error
     if language not in LANGUAGES:
-        raise SubmissionError(f"{shown}: a Solution in {language}; those in {' and '.join(LANGUAGES)} can be judged")
+        raise SubmissionError(f"{shown}: a Solution in {language}; those in {', '.join(LANGUAGES)} can be judged")
     file, _, function = entry.partition("::")
     if not function or file not in files:
         raise SubmissionError(f"{shown}: the entry point {entry!r} must be FILE::FUNCTION, with one of {sorted(files)}")
@@ -206,8 +233,10 @@ def _solution(path: Path) -> Submission:
             raise SubmissionError(f"{shown}: the source {one!r} lies outside of the Solution")
         if not PurePosixPath(one).name or not one.isprintable() or len(one) > MAX_PATH:
             raise SubmissionError(f"{shown}: {one[:MAX_PATH]!r} is no path of a source")
+    if language in COMPILED:
+        return _compiled(spec, shown, Submission(printable(name), {}, None, files, definition, place))
     names = PurePosixPath(file).with_suffix("").parts
     if not file.endswith(".py") or any("." in one for one in names):
         raise SubmissionError(f"{shown}: the entry point {entry!r} is in no Python file that can be imported (NAME.py)")
     request = {"kind": "package", "path": file, "name": function, "destination": destination}
-    return Submission(printable(name), request, None, files, definition, str(path.absolute()))
+    return Submission(printable(name), request, None, files, definition, place)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Failure", "Grade", "OutputFigures", "Verdict"]
+from flashinfer_trace.sandbox.limits import Failed
+
+if TYPE_CHECKING:
+    from flashinfer_trace.judging.failing_case import FailingCase, KeptCase
 
 
 class Grade:
@@ -52,6 +56,13 @@ class Failure:
         output, index, got, wanted, bound, ratio: the worst element, of the kind ``values`` where one element is worst.
         reason: why that output's bound is what it is.
         axes, plan, seed: the case.
+        wrong, share: elements of that output beyond their bounds, and their share of all; 0 where elements are not
+            judged one by one.
+        hit: for each axis of it, where these elements are: ``all``, ``128 and up``.
+        signed: mean of (got - wanted) / bound over all of its elements.
+        guess: at what went wrong; empty where nothing is likely.
+        traceback: the lines of the submission's own code that the error came through.
+        printed: the end of what it printed, up to `sandbox.limits.MAX_TEXT` characters.
     """
 
     kind: str
@@ -67,6 +78,18 @@ class Failure:
     axes: dict[str, int] = field(default_factory=dict)
     plan: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
+    wrong: int = 0
+    share: float = 0.0
+    hit: dict[str, str] = field(default_factory=dict)
+    signed: float = math.nan
+    guess: str = ""
+    traceback: str = ""
+    printed: str = ""
+
+    @classmethod
+    def of(cls, failed: Failed) -> Failure:
+        """What a submission's process did instead of leaving outputs."""
+        return cls(failed.kind, failed.message, traceback=failed.traceback, printed=failed.printed)
 
     @property
     def missing(self) -> str:
@@ -115,6 +138,15 @@ class Failure:
             return "the GPU had no memory left: judge the kernel again when other processes use less of it"
         return ""
 
+    def extent(self) -> list[str]:
+        """How much of the output is wrong, where, and a guess at why."""
+        lines = []
+        if self.wrong:
+            places = ", ".join(f"{axis} {where}" for axis, where in self.hit.items() if where != "all")
+            lines = [f"{100 * self.share:.3g} % of its elements are wrong{f', at {places}' if places else ''}"]
+            lines[0] += "" if math.isnan(self.signed) else f", mean signed error {self.signed:.2g} x the bound"
+        return [*lines, f"guess: {self.guess}"] if self.guess else lines
+
     def at(self, axes: dict[str, int], plan: dict[str, Any], seed: int) -> Failure:
         """The failure, of this case."""
         return dataclasses.replace(self, axes=axes, plan=plan, seed=seed)
@@ -137,10 +169,13 @@ class Verdict:
         definition: name.
         submission: its label.
         device: where it ran.
-        sizes: ``own``, or ``twin`` for the family's small twin.
+        sizes: ``own``, or ``twin`` for those of a twin.
         twin: its values of the constant axes that it changes; empty at the own sizes.
-        by_default: whether it was the small twin that was judged, and nobody had asked for it.
+        by_default: whether it was a twin that was judged, and nobody had asked for it (see `judging.twin_sizes`).
+        longer: larger values of these axes, at which a few more cases were run, not all at once.
+        cut: sums that were never as long as the Definition's, and how long those are.
         grade: see `Grade`.
+        capped: whether it is within the reference's bounds, but only at the sizes of a twin: that is kernel-grade.
         alike: known kernels whose stated bounds it stays within; of a reference-grade submission all of them.
         limited_to: the inputs that it was graded on, if it refused others; empty for all valid inputs.
         beyond: how it refused them.
@@ -152,10 +187,14 @@ class Verdict:
         cases, vacuous: right calls that count, and those that could not fail; before the failure, if there is one.
         corners: how many of the cases the family names.
         repeated: how many of them had the shapes and addresses of the case before, with other elements.
+        tally: right calls and all of them, by kind of case (``corner``, ``drawn``, ``repeated``) and by each choice of
+            its plan (``values=ties``); up to the first failure, unless more were asked for.
         largest: the largest value of each variable axis over the cases that count: of larger ones nothing is known.
+        longest: queries and keys of attention's request with most queries, of those with most keys.
         kept_apart: whether the system kept its process from reading the judge's memory.
         seed: repeats the run.
         outputs: figures of each output, under the grade's bounds.
+        kept: of the first case that it failed, what `failing_case` needs; not in JSON.
     """
 
     definition: str
@@ -164,7 +203,10 @@ class Verdict:
     sizes: str
     twin: dict[str, int] = field(default_factory=dict)
     by_default: bool = False
+    longer: dict[str, int] = field(default_factory=dict)
+    cut: dict[str, int] = field(default_factory=dict)
     grade: str = Grade.UNPROVEN
+    capped: bool = False
     alike: list[str] = field(default_factory=list)
     limited_to: str = ""
     beyond: Failure | None = None
@@ -176,12 +218,15 @@ class Verdict:
     vacuous: int = 0
     corners: int = 0
     repeated: int = 0
+    tally: dict[str, list[int]] = field(default_factory=dict)
     largest: dict[str, int] = field(default_factory=dict)
+    longest: dict[str, int] = field(default_factory=dict)
     kept_apart: bool = True
     seed: int = 0
     seconds: float = 0.0
     replay: str = ""
     outputs: dict[str, OutputFigures] = field(default_factory=dict)
+    kept: KeptCase | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def passed(self) -> bool:
@@ -196,7 +241,21 @@ class Verdict:
 
     def to_dict(self) -> dict[str, Any]:
         """The verdict as JSON."""
-        return {"passed": self.passed, **dataclasses.asdict(self)}
+        fields = dataclasses.asdict(dataclasses.replace(self))  # the copy lacks the case
+        del fields["kept"]
+        return {"passed": self.passed, **fields}
+
+    def failing_case(self) -> FailingCase | None:
+        """The first case that the submission failed: inputs, expected values, bounds and what it left, as tensors on
+        the CPU, with `FailingCase.save`. None if it failed none, or before its first call."""
+        return self.kept.made_again() if self.kept is not None else None
+
+    def count(self, kinds: Iterable[str], right: bool) -> None:
+        """Takes down a call on a case of these kinds."""
+        for kind in kinds:
+            counts = self.tally.setdefault(kind, [0, 0])
+            counts[0] += right
+            counts[1] += 1
 
     def summary(self) -> str:
         """The verdict, the worst element, why its bound is what it is, and how to repeat the run: a line each."""
@@ -208,20 +267,20 @@ class Verdict:
 
     def _extent(self) -> str:
         """On what the verdict rests."""
-        sizes = ", ".join(f"{axis} {value}" for axis, value in self.largest.items())
+        sizes = self._largest()
         parts = [f"in call {self.calls}" if self.calls else "it was not called"]
         if self.failure is None:
             parts = [f"{self.cases} cases{f' up to {sizes}' if sizes else ''}"]
         if self.limited_to:
             parts.append(f"only for {self.limited_to}")
         if self.sizes == "twin":
-            parts.append(f"at the sizes of its small twin{', the default here' if self.by_default else ''}")
+            parts.append(f"at the sizes of a twin{', the default here' if self.by_default else ''}")
         return f", {', '.join(parts)}"
 
     def _worst(self) -> list[str]:
         failure = self.failure
         if failure is not None:
-            at = f"; axes {failure.axes}" if failure.axes else ""
+            at = "".join(f"; {one}" for one in [f"axes {failure.axes}" * bool(failure.axes), *failure.extent()] if one)
             why = [f"bound: {failure.reason}"] if failure.reason else [failure.advice(), *self._of_twin()[1:]]
             kind = "worst" if failure.kind == "values" else failure.kind
             return [f"  {kind}: {failure.message}{at}", *(f"  {one.strip()}" for one in [*why, self._fewer()] if one)]
@@ -229,13 +288,13 @@ class Verdict:
             return [f"  worst: none: {_VACUOUS}"]
         name = max(self.outputs, key=lambda one: self.outputs[one].worst)
         figures = self.outputs[name]
-        alike = f", within the bounds of {', '.join(self.alike)}" if self.grade == Grade.KERNEL else ""
+        alike = f", {self._within()}" if self.grade == Grade.KERNEL else ""
         return [f"  worst: {name}, {figures.worst:.3f} x its bound{alike}", f"  bound: {figures.policy}"]
 
     def __str__(self) -> str:
         lines = [self._head()]
         if self.grade == Grade.KERNEL:
-            lines.append(f"  within the bounds stated for {', '.join(self.alike)}, not within the reference's")
+            lines.append(f"  {self._within()}")
         if self.grade == Grade.UNPROVEN:
             lines.append(f"  {_VACUOUS}")
         if self.limited_to:
@@ -249,7 +308,7 @@ class Verdict:
         for name, figures in self.outputs.items():
             lines.append(f"  {name}: worst error {figures.worst:.3f} x its bound ({figures.policy})")
         if self.passed:
-            sizes = ", ".join(f"{axis} {value}" for axis, value in self.largest.items())
+            sizes = self._largest()
             larger = "; for larger ones give --device cuda" if self.device == "cpu" and not self.limited_to else ""
             lines.append(f"  judged up to {sizes or 'its constant sizes'}{larger if sizes else ''}")
         if not self.kept_apart:
@@ -260,6 +319,9 @@ class Verdict:
         shown = f"in call {self.calls}" if self.failure else f"{counts}; {self.vacuous} vacuous"
         if self.failure and not self.calls:
             shown = "it was not called"
+        if self.failure and self.tally:
+            told = ", ".join(f"{right} of {every} {kind}" for kind, (right, every) in self.tally.items())
+            lines.append(f"  right: {told}")
         lines += self._of_twin()
         lines.append(f"  {shown}; {self.seconds:.1f} s; seed {self.seed}")
         lines.append(f"  repeat: {self.replay}")
@@ -270,26 +332,46 @@ class Verdict:
         advice = "raise an error for all others to be graded on these"
         return f"right on fewer inputs, {self.right_on}: {advice}" if self.right_on else ""
 
+    def _largest(self) -> str:
+        """The largest axes, and attention's longest request."""
+        longest = f"; longest request {_counts(self.longest)}" if self.longest else ""
+        return _counts(self.largest) + longest
+
+    def _within(self) -> str:
+        """Why it is kernel-grade."""
+        if self.capped:
+            return "within the reference's bounds, but reference-grade takes the Definition's own sizes"
+        return f"within the bounds stated for {', '.join(self.alike)}, not within the reference's"
+
     def _of_twin(self) -> list[str]:
         """At which sizes it was judged, and what a kernel needs that was written for others."""
         if self.sizes != "twin":
             return []
-        sizes = ", ".join(f"{axis} {value}" for axis, value in self.twin.items())
+        sizes = _counts(self.twin)
         default = ", the default here" if self.by_default else ""
-        lines = [f"  at the sizes of the small twin{default}: {sizes or 'the same'}"]
+        lines = [f"  at the sizes of a twin{default}: {sizes or 'the same'}"]
+        if self.longer:
+            lines.append(f"  a few cases with {_counts(self.longer)}, not all at once")
+        if self.cut:
+            lines.append(f"  too much for a CPU: sums as long as {_counts(self.cut)}")
         if self.failure is not None and not self.unjudged:
             lines.append("  a kernel with the Definition's own sizes written into it needs --full or --device cuda")
         return lines
+
+
+def _counts(axes: dict[str, int]) -> str:
+    return ", ".join(f"{axis} {value}" for axis, value in axes.items())
 
 
 def _reasons(failure: Failure, definition: str) -> list[str]:
     lines = [f"  {failure.kind}: {failure.message}"]
     if failure.kind == "values":
         lines[0] += f"; bound: {failure.reason}; what is right: `flashinfer-trace show {definition}`"
-    if failure.advice():
-        lines.append(f"  {failure.advice()}")
+    lines += [f"  {one}" for one in (failure.advice(), *failure.extent()) if one]
     if failure.standard:
         lines.append(f"  it came closest to the bounds of {failure.standard}")
     if failure.axes:
         lines.append(f"  axes {failure.axes}, plan {failure.plan}, seed of the elements {failure.seed}")
+    for what, text in (("traceback of its code", failure.traceback), ("the end of what it printed", failure.printed)):
+        lines += [f"  {what}:", *(f"    {line}" for line in text.splitlines())] if text else []
     return lines

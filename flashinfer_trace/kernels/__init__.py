@@ -13,19 +13,6 @@ from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.kernels import flashinfer, others, private, sgl_kernel, sglang
 from flashinfer_trace.kernels.table import Entry, KernelFacts, Place, facts_of
 
-__all__ = [
-    "TABLE",
-    "current_label",
-    "distributions",
-    "family_kernels",
-    "in_table",
-    "kernels_of",
-    "launched_by",
-    "library_of",
-    "named_kernels",
-    "paths_of",
-]
-
 #: Every entry, sorted by library.
 TABLE: tuple[Entry, ...] = (*flashinfer.KERNELS, *sgl_kernel.KERNELS, *sglang.KERNELS, *others.KERNELS)
 

@@ -7,14 +7,13 @@ from flashinfer_trace.kernels.needs import (
     compiled_group,
     exactly,
     fused_topk,
+    heads_of_a_group,
     merge_threads,
     multiples,
     one_of,
     vocabulary,
 )
-from flashinfer_trace.kernels.table import ADA, AMPERE, BLACKWELL, HOPPER, Entry, kernel, use
-
-__all__ = ["KERNELS"]
+from flashinfer_trace.kernels.table import ADA, AMPERE, BLACKWELL, FROM_HOPPER, HOPPER, Entry, kernel, use
 
 #: The kernels behind flashinfer's attention wrappers, as they call them.
 BACKENDS = {"fa2": AMPERE, "fa3": HOPPER}
@@ -80,6 +79,18 @@ KERNELS: tuple[Entry, ...] = (
     kernel(
         "flashinfer.fused_moe.trtllm_fp8_block_scale_moe",
         use("moe_fp8_block_scale_ds_routing", "moe_fp8_block_scale_softmax_routing", on=BLACKWELL),
+    ),
+    kernel(
+        "flashinfer.gdn_decode.gated_delta_rule_decode_pretranspose",
+        use("gdn_decode", "gdn_packed_decode", on=FROM_HOPPER, needs=exactly(head_size=128)),
+    ),
+    kernel(
+        "flashinfer.gdn_prefill.chunk_gated_delta_rule",
+        use("gdn_prefill", on=FROM_HOPPER, needs=exactly(head_size=128)),
+    ),
+    kernel(
+        "flashinfer.mamba.selective_state_update",
+        use("mamba_ssu_decode", on=AMPERE, needs=(exactly(head_dim=64, dstate=128), heads_of_a_group)),
     ),
     kernel(
         "flashinfer.mla.BatchMLAPagedAttentionWrapper",

@@ -1,7 +1,7 @@
 """What a kernel is called: its path, the path in tags, ``source:name`` in traces, and its label in a family.
 
 A tag ``fi_api:``, ``sgl_api:`` or ``triton_api:`` names a kernel of the table that ran for the Definition, on whatever
-GPU: its evidence has a run of it that fits. Every other kernel that the table has for the Definition is ``called_as:``.
+GPU: its evidence includes a run that fits. Every other kernel that the table has for the Definition is ``called_as:``.
 
 Nothing here imports torch.
 """
@@ -10,22 +10,11 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeVar
 
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.kernels.table import KernelFacts
-
-__all__ = [
-    "CALLED",
-    "KINDS",
-    "RUN",
-    "kernels_named",
-    "key_of",
-    "key_of_traced",
-    "namespace_of",
-    "no_kernel_named",
-]
 
 #: Namespace of a kernel that runs -> how the paths begin for which `flashinfer-trace sync` chooses it.
 RUN = {
@@ -70,11 +59,6 @@ def key_of(path: str) -> str:
     return f"{source}:{path.rpartition('.')[2]}" if source else ""
 
 
-def key_of_traced(kernel: Mapping[str, Any]) -> str:
-    """``source:name`` of a kernel in a trace. A method (`Wrapper.run`) counts as its class."""
-    return f"{kernel['source']}:{str(kernel['name']).partition('.')[0]}"
-
-
 def kernels_named(name: str, kernels: Iterable[AnyKernel]) -> list[AnyKernel]:
     """The kernels that a name stands for: every variant if it is the path of several.
 
@@ -93,7 +77,7 @@ def no_kernel_named(name: str, who: str, kernels: Iterable[HasFacts], definition
     Args:
         name, kernels: as `kernels_named` takes them.
         who: has these kernels: the subject of the sentence, with its verb.
-        definitions: whose tags may name a kernel that nobody ran.
+        definitions: whose tags may name a kernel that has not been run.
     """
     every = list(kernels)
     labels = list(dict.fromkeys(one.known.label for one in every))

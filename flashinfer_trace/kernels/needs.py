@@ -10,30 +10,6 @@ import functools
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.kernels.table import Need
 
-__all__ = [
-    "LARGEST_HISTOGRAM",
-    "LARGEST_VOCABULARY",
-    "compiled_group",
-    "cutlass_pages",
-    "exactly",
-    "expert_groups",
-    "fused_gate",
-    "fused_topk",
-    "grouped_heads",
-    "kimi_gate",
-    "merge_threads",
-    "multiples",
-    "one_of",
-    "powers_of_two",
-    "recorded_vocabulary",
-    "reduced_columns",
-    "row_bytes",
-    "sizes_of_one_model",
-    "tie_order",
-    "unrepeated_expert",
-    "vocabulary",
-]
-
 #: (n, k) of Llama-3.1-8B's layers, whose deterministic run is in traces/runtime.
 DETERMINISTIC_RUN = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096))
 #: The bounds of samplers hold up to this vocabulary, the largest of the dataset.
@@ -75,6 +51,18 @@ def one_of(axis: str, *values: int) -> Need:
 def _one_of(axis: str, values: tuple[int, ...], definition: Definition) -> str | None:
     *others, last = map(str, values)
     return None if definition.const_axes[axis] in values else f"needs {axis} {', '.join(others)} or {last}"
+
+
+def filters(definition: Definition) -> str | None:
+    """SGLang's short convolutions have filters of 2 to 4 taps, and a state of one token less."""
+    width, state = (definition.const_axes[axis] for axis in ("width", "state_len"))
+    return None if width in (2, 3, 4) and state == width - 1 else "needs 2 to 4 taps and a state of one token less"
+
+
+def heads_of_a_group(definition: Definition) -> str | None:
+    """flashinfer.mamba.selective_state_update is compiled for these numbers of heads that share B and C."""
+    heads = definition.const_axes["nheads"] // definition.const_axes["ngroups"]
+    return None if heads in (1, 8, 16) else "needs groups of 1, 8 or 16 heads"
 
 
 def powers_of_two(*axes: str) -> Need:

@@ -14,8 +14,6 @@ from flashinfer_trace.kernels.needs import (
 from flashinfer_trace.kernels.sgl_kernel import FA3_RAGGED
 from flashinfer_trace.kernels.table import AMPERE, FROM_HOPPER, HOPPER, Entry, kernel, use
 
-__all__ = ["KERNELS"]
-
 #: The other kernels of a pipeline of experts, after the one that chooses them.
 _BETWEEN = "prepare_moe_input, shuffle_rows, silu_and_mul, shuffle_mul_sum"
 

@@ -16,8 +16,6 @@ from typing import Any
 
 from flashinfer_trace.kernels.table import KernelFacts
 
-__all__ = ["PrivateKernelsError", "every_fact", "facts_of_family", "families", "kernels"]
-
 
 class PrivateKernelsError(ValueError):
     """The kernels or families of another package cannot be used. The message names its entry point."""
@@ -58,7 +56,7 @@ def kernels() -> tuple[tuple[str, str, Any], ...]:
 
 @functools.cache
 def facts_of_family(family: str) -> tuple[KernelFacts, ...]:
-    """What is known of the kernels that other packages have for a family.
+    """The facts of the kernels that other packages have for a family.
 
     Raises:
         PrivateKernelsError: an entry point cannot be loaded, or a kernel has no facts.
@@ -71,7 +69,7 @@ def facts_of_family(family: str) -> tuple[KernelFacts, ...]:
 
 
 def every_fact() -> tuple[KernelFacts, ...]:
-    """What is known of all kernels of other packages.
+    """The facts of all kernels of other packages.
 
     Raises:
         PrivateKernelsError: see `facts_of_family`.

@@ -30,8 +30,6 @@ from flashinfer_trace.kernels.table import (
     use,
 )
 
-__all__ = ["KERNELS"]
-
 #: The other kernels of a pipeline of experts, after the one that chooses them.
 _BETWEEN = "prepare_moe_input, shuffle_rows, silu_and_mul, group_quant, shuffle_mul_sum"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from flashinfer_trace.kernels.needs import (
     exactly,
     expert_groups,
+    filters,
     grouped_heads,
     multiples,
     one_of,
@@ -24,8 +25,6 @@ from flashinfer_trace.kernels.table import (
     kernel,
     use,
 )
-
-__all__ = ["KERNELS"]
 
 KERNELS: tuple[Entry, ...] = (
     kernel(
@@ -113,6 +112,32 @@ KERNELS: tuple[Entry, ...] = (
         launches=("sglang.srt.layers.attention.triton_ops.extend_attention._fwd_kernel",),
         was="sglang.srt.layers.attention.triton_ops.extend_attention.extend_attention_fwd",
     ),
+    kernel("sglang.kernels.ops.attention.fla.chunk.chunk_gated_delta_rule", use("gdn_prefill", on=AMPERE)),
+    kernel(
+        "sglang.kernels.ops.attention.fla.fused_norm_gate.rms_norm_gated",
+        use("rmsnorm_sigmoid_gate", "rmsnorm_silu_gate", on=AMPERE),
+    ),
+    kernel(
+        "sglang.kernels.ops.attention.fla.fused_recurrent.fused_recurrent_gated_delta_rule_packed_decode",
+        use("gdn_packed_decode", on=AMPERE),
+    ),
+    kernel(
+        "sglang.kernels.ops.attention.fla.fused_recurrent.fused_recurrent_kda_packed_decode",
+        use("kda_packed_decode", on=AMPERE),
+    ),
+    kernel("sglang.kernels.ops.attention.fla.kda.chunk_kda", use("kda_prefill", on=AMPERE)),
+    kernel(
+        "sglang.kernels.ops.attention.fla.layernorm_gated.rms_norm_gated",
+        use("rmsnorm_sigmoid_gate", "rmsnorm_silu_gate", "silu_gate_grouped_rmsnorm", on=AMPERE),
+    ),
+    kernel(
+        "sglang.kernels.ops.attention.linear.fused_gdn_gating.fused_gdn_gating",
+        use("fused_gdn_gating", on=AMPERE),
+    ),
+    kernel(
+        "sglang.kernels.ops.attention.linear.fused_sigmoid_gating_recurrent.fused_sigmoid_gating_delta_rule_update",
+        use("gdn_decode", "gdn_packed_decode", "kda_packed_decode", on=AMPERE),
+    ),
     kernel(
         "sglang.kernels.ops.attention.mla_qk_prep.concat_and_cast_mha_k_triton",
         use("concat_mla_k", needs=powers_of_two("num_heads", "head_dim_nope", "head_dim_kpe")),
@@ -166,6 +191,18 @@ KERNELS: tuple[Entry, ...] = (
         "sglang.kernels.ops.lora.moe.trtllm_lora_temp.kimi_k2_moe_fused_gate.kimi_k2_moe_fused_gate",
         use("moe_topk_deepseek", needs=exactly(num_experts=384, n_group=1)),
         was="sgl_kernel.kimi_k2_moe_fused_gate",
+    ),
+    kernel(
+        "sglang.kernels.ops.mamba.causal_conv1d_triton.causal_conv1d_fn", use("causal_conv1d", on=AMPERE, needs=filters)
+    ),
+    kernel(
+        "sglang.kernels.ops.mamba.causal_conv1d_triton.causal_conv1d_update",
+        use("causal_conv1d_update", on=AMPERE, needs=filters),
+    ),
+    kernel(
+        "sglang.kernels.ops.mamba.triton_ops.mamba_ssm.selective_state_update",
+        use("mamba_ssu_decode", on=AMPERE),
+        use("mamba_ssu_decode", variant="one rate a head", on=AMPERE),
     ),
     kernel(
         "sglang.kernels.ops.moe.ep_moe_kernels.deepep_post_reorder_triton_kernel",
@@ -228,7 +265,7 @@ KERNELS: tuple[Entry, ...] = (
     kernel(
         "sglang.kernels.ops.quantization.per_token_quant_fp8.per_token_quant_fp8", use("per_token_quant_fp8", on=ADA)
     ),
-    # In sglang-kernel 0.4.2 it accepts tokens of probability 0 (docs/kernel_findings.md), which no family describes.
+    # In sglang-kernel 0.4.2 it accepts tokens of probability 0 (findings/kernels.json), which no family describes.
     kernel(
         "sglang.kernels.ops.speculative.sampling.tree_speculative_sampling_target_only",
         use("tree_speculative_sampling_target_only"),
@@ -242,6 +279,16 @@ KERNELS: tuple[Entry, ...] = (
         "sglang.kernels.ops.speculative.tree.verify_tree_greedy",
         use("verify_tree_greedy"),
         was="sgl_kernel.verify_tree_greedy",
+    ),
+    kernel(
+        "sglang.srt.layers.attention.mamba.causal_conv1d.causal_conv1d_fn",
+        use("causal_conv1d", on=AMPERE, needs=filters),
+        launches=("sglang.kernels.ops.mamba.causal_conv1d.causal_conv1d_fwd",),
+    ),
+    kernel(
+        "sglang.srt.layers.attention.mamba.causal_conv1d.causal_conv1d_update",
+        use("causal_conv1d_update", on=AMPERE, needs=filters),
+        launches=("sglang.kernels.ops.mamba.causal_conv1d.causal_conv1d_update",),
     ),
     kernel(
         "sglang.srt.layers.layernorm.Gemma3RMSNorm", use("gemma_rmsnorm", variant="forward_native", on=AMPERE), tags=()

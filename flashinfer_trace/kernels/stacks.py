@@ -1,14 +1,12 @@
 """The stacks of releases that the dataset speaks of: today's, which *verified* means, and the one before.
 
-Of a kernel that today's releases dropped, the evidence is of the last release that has it. `python -m tools.follow`
+If today's releases dropped a kernel, its evidence is of the last release that has it. `python -m tools.follow`
 compares stacks; pyproject's extra ``gpu`` and constraints-gpu.txt install today's. Nothing here imports torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-__all__ = ["BEFORE", "TODAY"]
 
 #: Distribution -> version.
 Versions = Mapping[str, str]

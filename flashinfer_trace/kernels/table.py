@@ -18,32 +18,6 @@ from dataclasses import dataclass
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.kernels.stacks import BEFORE, TODAY
 
-__all__ = [
-    "ADA",
-    "AMPERE",
-    "B200",
-    "BLACKWELL",
-    "FROM_BLACKWELL",
-    "FROM_HOPPER",
-    "HOPPER",
-    "OPTIONAL",
-    "RECORDED",
-    "TO_HOPPER",
-    "TURING",
-    "UNLIMITED",
-    "Capabilities",
-    "Entry",
-    "KernelFacts",
-    "Need",
-    "Place",
-    "Use",
-    "capability_range",
-    "facts_of",
-    "kernel",
-    "place_in",
-    "use",
-]
-
 #: The highest compute capability of a kernel that has no limit.
 UNLIMITED = (99, 9)
 #: The lowest and the highest compute capability of the GPUs that run a kernel.

@@ -26,8 +26,6 @@ from flashinfer_trace.sandbox.confine import confine
 from flashinfer_trace.sandbox.limits import MAX_MESSAGE, Failed
 from flashinfer_trace.sandbox.ownership import not_owned
 
-__all__ = ["prepare"]
-
 _PIPE = 3
 
 #: Settings and functions as they were before any reference was loaded.

@@ -17,17 +17,6 @@ import platform
 import struct
 import sys
 
-__all__ = [
-    "LEVELS",
-    "STRONGEST",
-    "confine",
-    "deny_files",
-    "enter_landlock_domain",
-    "filter_calls",
-    "landlock_domain_works",
-    "limit_address_space",
-]
-
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 
 #: Rights over files that each version of the kernel's interface knows: bits 0 to n - 1.

@@ -22,8 +22,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ForkServer", "ServerEnded", "Service", "available", "main"]
-
 #: A command: what to do, and with which process.
 _COMMAND = struct.Struct("<cq")
 _FORK, _KILL, _REAP = b"F", b"K", b"R"

@@ -7,16 +7,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-__all__ = ["MAX_MESSAGE", "Budget", "Failed", "ReferenceFailed", "ReferenceLimits", "printable"]
-
 #: Longest text of a stranger that is shown, in characters.
 MAX_MESSAGE = 2000
+#: The same of several lines: a traceback, or the end of what it printed.
+MAX_TEXT = 4000
 
 
 def printable(text: str) -> str:
     """What a stranger wrote, in one line that a terminal can show."""
     line = " ".join(text[:MAX_MESSAGE].split())
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
+
+
+def printable_lines(text: str) -> str:
+    """The end of what a stranger wrote in several lines, as a terminal can show it."""
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text.strip("\n")[-MAX_TEXT:])
 
 
 @dataclass(frozen=True)
@@ -48,10 +53,13 @@ class Failed(Exception):
             ``protocol``.
         message: what happened, in one line of printable characters.
         error: of the kind ``raised``, the name of the type of exception, if the process tells it.
+        traceback: the lines of its code that an error came through, if the process tells them.
+        printed: the end of what it printed.
     """
 
     def __init__(self, kind: str, message: str, error: str = "") -> None:
         self.kind, self.message, self.error = kind, printable(message), error
+        self.traceback = self.printed = ""
         super().__init__(kind, self.message)
 
     def __str__(self) -> str:

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["aliased", "not_owned"]
-
 
 def not_owned(outputs: Mapping[str, torch.Tensor], inputs: Mapping[str, Any]) -> list[str]:
     """One line for each output of a reference that is not contiguous, or not in memory of its own."""

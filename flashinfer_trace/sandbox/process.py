@@ -15,8 +15,6 @@ from flashinfer_trace.sandbox import protocol
 from flashinfer_trace.sandbox.fork_server import ForkServer, ServerEnded
 from flashinfer_trace.sandbox.limits import Failed
 
-__all__ = ["ConfinedProcess"]
-
 #: Longest header of an answer, in bytes.
 MAX_ANSWER = 64 << 10
 

@@ -15,19 +15,6 @@ from typing import Any
 
 import torch
 
-__all__ = [
-    "MAX_HEADER",
-    "ProtocolError",
-    "Read",
-    "describe_value",
-    "in_few_pieces",
-    "pack_header",
-    "read_header",
-    "read_values",
-    "span",
-    "value_bytes",
-]
-
 #: Longest header, in bytes. A request's holds the source of a reference, of which the dataset's longest has 6 kB.
 MAX_HEADER = 4 << 20
 

@@ -21,8 +21,6 @@ import torch
 
 from flashinfer_trace.sandbox.protocol import span
 
-__all__ = ["Filled", "SharedMemory", "Slot", "gaps", "layout", "memory_of", "tensor_in"]
-
 #: Of each tensor in bytes, as torch's allocator for CUDA aligns its own; at least as much lies between two tensors.
 ALIGNMENT = 512
 

@@ -15,16 +15,6 @@ from typing import Any
 
 import torch
 
-__all__ = [
-    "InputGuard",
-    "changed_functions",
-    "changed_settings",
-    "functions",
-    "numbers_drawn",
-    "random_state",
-    "settings",
-]
-
 #: Whose attributes are compared: the namespaces that a reference computes with.
 _NAMESPACES: dict[str, Any] = {
     "builtins": builtins,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -49,15 +49,17 @@ class ReferenceWorker:
     Args:
         limits: of each process and call.
         fork: whether the server is a copy of this process (see `ForkServer`), as it is now.
+        waived: rules of the allow-list that references need not meet; none that keeps a reference from doing harm.
 
     Attributes:
         limits: of each process and call.
         level: what confines the processes, a key of `confine.LEVELS`; empty before the first call.
     """
 
-    def __init__(self, limits: ReferenceLimits | None = None, fork: bool = False) -> None:
+    def __init__(self, limits: ReferenceLimits | None = None, fork: bool = False, waived: Collection[str] = ()) -> None:
         self.limits = limits or ReferenceLimits()
         self.level = ""
+        self._waived = waived
         self._server = ForkServer(REFERENCES, fork=True) if fork else None
         self._process: ReferenceProcess | None = None
         self._serves: tuple[str, bool] | None = None
@@ -131,7 +133,7 @@ class ReferenceWorker:
         if self._process is not None and self._serves == serves:
             return self._process
         try:
-            check_allowed(definition.reference, definition.name, definition.op_type)
+            check_allowed(definition.reference, definition.name, definition.op_type, self._waived)
         except ValueError as error:
             self._drop()
             raise ReferenceFailed("refused", str(error)) from error
@@ -179,7 +181,7 @@ class ReferenceWorker:
 
 
 @contextmanager
-def reference_worker(device: str, full: bool) -> Iterator[ReferenceWorker | None]:
+def reference_worker(device: str, full: bool, waived: Collection[str] = ()) -> Iterator[ReferenceWorker | None]:
     """The worker for a run of `flashinfer-trace verify`, forked from this process as it is now; none on a GPU.
 
     A warning on standard error says so where a platform cannot isolate references, or not fully.
@@ -192,7 +194,7 @@ def reference_worker(device: str, full: bool) -> Iterator[ReferenceWorker | None
         yield None
         return
     limits = ReferenceLimits(600.0, 1 << 40, 64 << 30, os.cpu_count() or 1, 100.0) if full else ReferenceLimits()
-    with ReferenceWorker(limits, fork=True) as worker:
+    with ReferenceWorker(limits, fork=True, waived=waived) as worker:
         yield worker
         if worker.level not in ("", STRONGEST):
             print(f"warning: references were isolated by {worker.level} only; see SECURITY.md", file=sys.stderr)

@@ -16,30 +16,14 @@ import torch
 
 from flashinfer_trace.verdict.wrong_outputs import MUTANTS, ONE_PER_CENT_TOO_LARGE, Mutant
 
-__all__ = [
-    "Comparison",
-    "Elementwise",
-    "ErrorBound",
-    "Exact",
-    "Expected",
-    "Policy",
-    "all_finite",
-    "correctly_rounded",
-    "host_figures",
-    "magnitude_of",
-    "norm_error",
-    "rounding_error",
-    "rounding_norm_error",
-    "summation_error",
-    "unit_roundoff",
-    "wrong_shape",
-]
-
 #: Multiple of the root-mean-square growth of rounding errors that a sum may show (see `summation_error`).
 CONFIDENCE = 8.0
 
 #: The widest bound of a gain that can tell one per cent from rounding; wider bounds come from too few elements.
 LARGEST_TELLING_GAIN = 0.009
+
+#: Standard deviations of the share of a near miss, and the largest limit of it that tells one from the right function.
+MISS_CONFIDENCE, LARGEST_TELLING_SHARE = 8.0, 0.75
 
 Result = TypeVar("Result")
 
@@ -54,11 +38,13 @@ class Expected:
             of the absolute values of the terms that were summed (|A||B| for a product).
         exact: whether the inputs were chosen so that every intermediate result, in any order of summation, is
             representable in float32. The output must then be the correctly rounded value, not just within the bound.
+        unjudged: bool [rows], if given: the rows (of the first axis) that may be anything, as their inputs are NaN.
     """
 
     value: torch.Tensor
     parts: Mapping[str, torch.Tensor] = field(default_factory=dict)
     exact: bool = False
+    unjudged: torch.Tensor | None = None
     _known: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def once(self, compute: Callable[..., Result], *arguments: Hashable) -> Result:
@@ -79,6 +65,28 @@ class Expected:
 
 
 @dataclass(frozen=True)
+class Score:
+    """A sum over the draws of one case, or of several: of mean 0 for a right sampler.
+
+    Attributes:
+        name: what it sums.
+        deviation, variance: the sum, and its variance.
+        largest: size that no term exceeds.
+        low: whether only a sum below 0 is wrong.
+    """
+
+    name: str
+    deviation: float
+    variance: float
+    largest: float = 0.0
+    low: bool = False
+
+    def __add__(self, other: Score) -> Score:
+        largest = max(self.largest, other.largest)
+        return Score(self.name, self.deviation + other.deviation, self.variance + other.variance, largest, self.low)
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Outcome for one output.
 
@@ -88,6 +96,7 @@ class Comparison:
         index, actual, expected, bound: the worst element, for the report of one that fails; expected and bound are NaN
             where no one number is expected.
         detail: further information for the reader (a statistic, a mismatch of shapes).
+        scores: of a sampler, what is added up over all cases (see `verdict.pooled`).
     """
 
     ratio: float
@@ -97,6 +106,7 @@ class Comparison:
     expected: float = math.nan
     bound: float = math.nan
     detail: str = ""
+    scores: tuple[Score, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -268,11 +278,18 @@ class ErrorBound(Elementwise):
         reason: one line for reports and docs/accuracy.md.
         gain: if given, maps `Expected` to the bound on |<actual, expected> / <expected, expected> - 1|. A scale that
             is off by less than the elementwise bound shows in this average.
+        near_miss: if given, maps `Expected` to how far another function is from the right one, which the bound cannot
+            tell from it in any one element. The errors must not have half of it or more, on average: e is the error,
+            d this difference and b the bound, and sum e d / b^2 over sum d^2 / b^2 is 0 for the right function, 1 for
+            the other. Roundings to nearest are within b, and move it by MISS_CONFIDENCE / sqrt(3 sum d^2 / b^2) at most
+            (Hoeffding; a third of b^2 bounds the variance proxy of each). A case that cannot tell the two so is not
+            judged by it.
     """
 
     bound: Callable[[Expected], torch.Tensor]
     reason: str
     gain: Callable[[Expected], float] | None = None
+    near_miss: Callable[[Expected], torch.Tensor] | None = None
 
     def compare(self, actual: torch.Tensor, expected: Expected) -> Comparison:
         """See `Policy.compare`. The worst element is named only where the comparison fails."""
@@ -312,6 +329,7 @@ class ErrorBound(Elementwise):
             same = torch.where(computed == expected.value, 0.0, math.inf)
             computed = torch.where(expected.once(not_finite), same, computed)
         difference = computed - value
+        difference_of = difference if self.near_miss is None else difference.clone()
         norm = difference.norm()
         error = difference.abs_()
         ratio = error / bound
@@ -332,7 +350,24 @@ class ErrorBound(Elementwise):
         comparison = Comparison(worst, relative(distance, size))
         if self.gain is not None and size:
             comparison = self._with_gain(comparison, others[0] / size / size - 1.0, expected)
-        return comparison
+        return (
+            comparison if self.near_miss is None else self._with_near_miss(comparison, difference_of, bound, expected)
+        )
+
+    def _with_near_miss(
+        self, comparison: Comparison, error: torch.Tensor, bound: torch.Tensor, expected: Expected
+    ) -> Comparison:
+        """The comparison, or that of the share of the near miss with its limit if it is worse."""
+        assert self.near_miss is not None
+        off = expected.once(self.near_miss) / bound
+        share, size = host_figures(torch.dot((error / bound).flatten(), off.flatten()), off.square().sum())
+        if not size:
+            return comparison
+        share, limit = abs(share / size), 0.5 + MISS_CONFIDENCE / math.sqrt(3 * size)
+        if limit > LARGEST_TELLING_SHARE or share / limit <= comparison.ratio:
+            return comparison
+        detail = f"errors have {share:.2f} of the difference to a near miss, limit {limit:.2f}"
+        return Comparison(share / limit, comparison.error, detail=detail)
 
     def _failing(self, actual: torch.Tensor, expected: Expected) -> Comparison:
         """The comparison of an output with an element beyond its bound, infinite or NaN: the worst one is named."""

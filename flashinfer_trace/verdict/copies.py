@@ -10,8 +10,6 @@ import torch
 from flashinfer_trace.verdict.compare import Comparison, ErrorBound, Exact, Expected, wrong_shape
 from flashinfer_trace.verdict.tensors import as_integers
 
-__all__ = ["PartlyCopied", "SameBits", "partly_copied"]
-
 
 @dataclass(frozen=True)
 class SameBits(Exact):

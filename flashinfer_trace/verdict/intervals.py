@@ -19,8 +19,6 @@ from flashinfer_trace.verdict.compare import (
 )
 from flashinfer_trace.verdict.wrong_outputs import MUTANTS, ONE_PER_CENT_TOO_LARGE, Mutant
 
-__all__ = ["Interval"]
-
 #: (what is expected) -> the smallest and the largest value of each element, float64.
 Limits = Callable[[Expected], tuple[torch.Tensor, torch.Tensor]]
 #: (what is expected) -> the smallest and the largest gain, <actual, expected> / <expected, expected> - 1.

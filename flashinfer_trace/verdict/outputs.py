@@ -19,8 +19,6 @@ from flashinfer_trace.format.definition import Definition, TensorSpec
 from flashinfer_trace.verdict.random_words import of_words
 from flashinfer_trace.verdict.tensors import device_of, torch_dtype
 
-__all__ = ["misfits", "numbers_as_tensors", "poison_allocator", "poisoned_outputs"]
-
 
 def numbers_as_tensors(
     definition: Definition, outputs: Mapping[str, Any], device: torch.device

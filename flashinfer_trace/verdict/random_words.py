@@ -13,8 +13,6 @@ from typing import Any
 import numpy
 import torch
 
-__all__ = ["ALL", "mixed_number", "of_words"]
-
 #: The step from one word to the next, and the shifts and the multipliers that mix it, as the authors chose them.
 GAMMA = 0x9E3779B97F4A7C15
 MIXES = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["INTEGERS", "as_integers", "device_of", "differing", "same_bits", "torch_dtype"]
-
 #: Bytes of an element -> the integer dtype that shows its bits.
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

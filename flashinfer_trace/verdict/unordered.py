@@ -11,8 +11,6 @@ import torch
 from flashinfer_trace.verdict.compare import Comparison, Elementwise, Expected, wrong_shape
 from flashinfer_trace.verdict.wrong_outputs import ANY_OUTPUT, Mutant
 
-__all__ = ["UNSPECIFIED", "Multiset", "TopK"]
-
 #: The group of rows of which an operation says nothing: slots behind the last one that it fills.
 UNSPECIFIED = -1
 
@@ -217,7 +215,7 @@ class TopK(Elementwise):
 
     def _in_order(self, found: torch.Tensor, window: torch.Tensor) -> Comparison:
         if self.ordered:
-            # Not only neighbours: a row could ascend by less than the window at each step.
+            # Not only neighbors: a row could ascend by less than the window at each step.
             ascends = found > found.cummin(dim=1).values + window
             if ascends.any():
                 return failure(ascends, "scores do not descend along a row")

@@ -10,8 +10,6 @@ import torch
 
 from flashinfer_trace.verdict.tensors import as_integers
 
-__all__ = ["ANY_OUTPUT", "MUTANTS", "ONE_PER_CENT_TOO_LARGE", "Mutant", "same_values"]
-
 
 @dataclass(frozen=True)
 class Mutant:

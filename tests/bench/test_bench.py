@@ -18,8 +18,9 @@ from flashinfer_trace.cli.judgment import _chosen
 from flashinfer_trace.dataset import store
 from flashinfer_trace.judging.bench import Policy, bench, results
 from flashinfer_trace.judging.bench.environment import Clocks, Environment
+from flashinfer_trace.judging.bench.measure import workload_bytes
 from flashinfer_trace.judging.bench.report import Measured, Report, Timetable
-from flashinfer_trace.judging.bench.statistics import Series, summary
+from flashinfer_trace.judging.bench.statistics import KEPT, Series, summary
 from flashinfer_trace.judging.process import SubmissionProcess
 from flashinfer_trace.judging.server import Server
 
@@ -40,12 +41,12 @@ def timed(tmp_path, server, text, policy=SHORT):
     path = tmp_path / "mine.py"
     path.write_text(GOOD + text)
     workloads = [one for one in flashinfer_trace.workloads(NORM) if one.name == "decode-8"]
-    return bench(path, NORM, workloads, device="cpu", policy=policy, examples=2, seed=5, server=server)
+    return bench([path], NORM, workloads, device="cpu", policy=policy, examples=2, seed=5, server=server)
 
 
 def test_a_right_kernel_is_timed_on_fresh_inputs(tmp_path, server):
     report = timed(tmp_path, server, "def run(x, w):\n    return good(x, w)\n")
-    assert report.passed and report.timed and report.verdict.grade == "reference-grade"
+    assert report.passed and report.timed and report.verdicts[0].grade == "reference-grade"
     (table,) = report.timetables
     (mine,) = table.kernels
     assert (mine.summary.inputs, mine.summary.processes, mine.summary.calls) == (2, 2, 12) and mine.summary.seconds > 0
@@ -56,7 +57,43 @@ def test_a_right_kernel_is_timed_on_fresh_inputs(tmp_path, server):
 
 def test_a_wrong_kernel_is_not_timed(tmp_path, server):
     report = timed(tmp_path, server, "def run(x, w):\n    return x\n")
-    assert not report.passed and report.timetables == [] and report.verdict.failure.kind == "values"
+    assert not report.passed and report.timetables == [] and report.verdicts[0].failure.kind == "values"
+
+
+def test_several_submissions_are_compared_in_one_run(tmp_path, server):
+    """Two files of one name are told apart; the wrong one is judged, not timed."""
+    texts = {"a": "def run(x, w):\n    return good(x, w)\n", "b": SLOW, "c": "def run(x, w):\n    return x\n"}
+    for name, text in texts.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine.py").write_text(GOOD + text)
+    workloads = [one for one in flashinfer_trace.workloads(NORM) if one.name == "decode-8"]
+    paths = [tmp_path / name / "mine.py" for name in texts]
+    report = bench(paths, NORM, workloads, device="cpu", policy=SHORT, examples=1, seed=5, server=server)
+    assert [one.passed for one in report.verdicts] == [True, True, False] and not report.passed
+    (table,) = report.timetables
+    assert [one.kernel for one in table.kernels] == ["mine.py #1", "mine.py #2"]
+    fast, slow = table.kernels
+    assert slow.summary.seconds > fast.summary.seconds
+    assert [one["grade"] for one in report.to_dict()["verdicts"]] == ["reference-grade", "reference-grade", "wrong"]
+
+
+def test_a_budget_of_memory_skips_what_does_not_fit():
+    definition = flashinfer_trace.load(NORM)
+    workloads = {one.name: one for one in flashinfer_trace.workloads(NORM)}
+    small, large = workloads["decode-8"], workloads["prefill-8192"]
+    assert workload_bytes(definition, small) == 2 * (2 * 8 * 512 + 512)
+    policy = Policy(fresh=1, least=1, memory=workload_bytes(definition, large) * KEPT - 1)
+    assert policy.too_large(workload_bytes(definition, large)).startswith("its kernels need ")
+    assert not policy.too_large(workload_bytes(definition, small)) and policy.budget(1 << 40) == policy.memory
+    sizes = sorted({workload_bytes(definition, one) for one in workloads.values()})
+    for budget, size in ((policy, sizes[-2]), (Policy(), sizes[-1]), (Policy(memory=1), sizes[0])):
+        assert [workload_bytes(definition, one) for one in _chosen(definition, "largest", budget)] == [size]
+
+
+def test_a_workload_beyond_the_budget_is_skipped_with_the_reason(tmp_path, server):
+    report = timed(tmp_path, server, "def run(x, w):\n    return good(x, w)\n", dataclasses.replace(SHORT, memory=1000))
+    (table,) = report.timetables
+    assert table.kernels == () and table.skipped.startswith("its kernels need ") and not report.timed
 
 
 SLOW = "import time\nwait = time.sleep\ndef run(x, w):\n    wait(0.003)\n    return good(x, w)\n"
@@ -74,7 +111,7 @@ LATE = {
 
 @pytest.mark.parametrize("name", LATE)
 def test_every_timed_output_is_judged(tmp_path, server, name, monkeypatch):
-    """The judgement is taken for passed, so that only timed calls can tell."""
+    """The judgment is taken for passed, so that only timed calls can tell."""
     monkeypatch.setattr("flashinfer_trace.judging.bench.measure.judge", _passed)
     report = timed(tmp_path, server, LATE[name])
     (mine,) = report.timetables[0].kernels
@@ -185,7 +222,7 @@ def sets_of_inputs(tmp_path, server, monkeypatch, kernel):
 
     monkeypatch.setattr(SubmissionProcess, "timed", timed)
     workload = next(one for one in flashinfer_trace.workloads(GEMM) if one.name == "decode-8")
-    report = bench(kernel, GEMM, [workload], device="cpu", policy=SHORT, examples=1, server=server)
+    report = bench([kernel] if kernel else [], GEMM, [workload], device="cpu", policy=SHORT, examples=1, server=server)
     assert [one.failure for one in report.timetables[0].kernels] == [None] * (2 if kernel else 1)
     expected = [workload.inputs("cpu", 1 + number)["A"].double().sum().item() for number in range(SHORT.fresh)]
     return list(found.values()), expected
@@ -217,11 +254,11 @@ def test_clocks_are_read_after_each_round(tmp_path, server, monkeypatch):
 
 def test_an_unknown_baseline_is_named(tmp_path, server):
     with pytest.raises(store.DatasetError, match=r"no kernel 'nobody'; there are flashinfer\.norm\.rmsnorm"):
-        bench(None, NORM, [], device="cpu", against=["nobody"], server=server)
+        bench([], NORM, [], device="cpu", against=["nobody"], server=server)
 
 
 def test_a_baseline_goes_by_the_path_of_its_tag(server):
-    report = bench(None, NORM, [], device="cpu", against=["sgl_kernel.rmsnorm"], server=server)
+    report = bench([], NORM, [], device="cpu", against=["sgl_kernel.rmsnorm"], server=server)
     assert report.left_out == {"torch.ops.sgl_kernel.rmsnorm": "needs a GPU"}
 
 
@@ -237,16 +274,16 @@ def test_the_command_without_a_gpu_says_so_in_one_line():
 
 def test_an_unknown_workload_is_named():
     with pytest.raises(click.UsageError, match=r"no workload \['decode-3'\]; it has decode-1, decode-8"):
-        _chosen(flashinfer_trace.load(NORM), "decode-3")
+        _chosen(flashinfer_trace.load(NORM), "decode-3", SHORT)
 
 
 def test_a_file_of_names_may_begin_with_a_byte_order_mark_but_not_be_empty(tmp_path):
     path = tmp_path / "names"
     path.write_text("\ufeffdecode-8\ndecode-1\n", encoding="utf-8")
-    assert {one.name for one in _chosen(flashinfer_trace.load(NORM), str(path))} == {"decode-1", "decode-8"}
+    assert {one.name for one in _chosen(flashinfer_trace.load(NORM), str(path), SHORT)} == {"decode-1", "decode-8"}
     path.write_text("")
     with pytest.raises(click.UsageError, match=r"names: rmsnorm_h512 needs the name of a workload; it has decode-1"):
-        _chosen(flashinfer_trace.load(NORM), str(path))
+        _chosen(flashinfer_trace.load(NORM), str(path), SHORT)
 
 
 @pytest.mark.parametrize("option", ["--seconds", "--budget"])
@@ -267,7 +304,7 @@ MACHINE = Environment("NVIDIA H200", "9.0", "580.1", "13.0", "2.11.0", "3.12.3")
 def test_a_time_below_the_roofline_is_not_believed(warm, least):
     found = summary([Series([{"total": 1.5e-5, "ahead": 1.0}] * 2, 0.0)])
     table = Timetable("decode-8", {"batch_size": 8}, 3, least=least, kernels=[Measured("mine.py", summary=found)])
-    report, unbelievable = Report(NORM, None, MACHINE, warm, False, [table]), least > 1.5e-5 and not warm
+    report, unbelievable = Report(NORM, [], MACHINE, warm, False, [table]), least > 1.5e-5 and not warm
     assert report.to_dict()["timetables"][0]["kernels"][0]["unbelievable"] is unbelievable
     assert report.rows()[1][-1] == ("not believable: less than the GPU needs at least" if unbelievable else "")
 
@@ -280,7 +317,7 @@ def recorded(tmp_path, warm=False):
     ]
     clocks = Clocks(1755, 1980, 3201, 41, 312.5, ())
     table = Timetable("decode-8", {"batch_size": 8}, 3, 17408, {"float32": 9}, 3e-9, kernels, clocks)
-    report = Report(NORM, None, MACHINE, warm, False, [table])
+    report = Report(NORM, [], MACHINE, warm, False, [table])
     return results.append(report, store.load(NORM), tmp_path)
 
 

@@ -38,7 +38,7 @@ def timed(text, tmp_path, server, monkeypatch, name="prefill-2048", **policy):
     path = tmp_path / "mine.py"
     path.write_text(GOOD + text)
     workloads = [one for one in flashinfer_trace.workloads(NORM) if one.name == name]
-    report = bench(path, NORM, workloads, policy=Policy(**policy), against=(), server=server)
+    report = bench([path], NORM, workloads, policy=Policy(**policy), against=(), server=server)
     return report.timetables[0].kernels[0]
 
 
@@ -59,7 +59,7 @@ def test_a_cold_cache_takes_longer_than_a_warm_one(server, cuda_device):
     found = []
     for warm in (False, True):
         report = bench(
-            None, NORM, workloads, policy=Policy(warm=warm), against=["flashinfer.norm.rmsnorm"], server=server
+            [], NORM, workloads, policy=Policy(warm=warm), against=["flashinfer.norm.rmsnorm"], server=server
         )
         found.append(report.timetables[0].kernels[0].summary)
     cold, warm = found

@@ -51,7 +51,7 @@ def test_the_walk_through_without_a_gpu(tmp_path, monkeypatch):
 def test_every_option_of_the_table_exists():
     named = re.findall(r"^\| `(--[a-z]+)", TEXT, re.M)
     printed = invoke("flashinfer-trace bench --help").output
-    assert len(named) == 9 and all(option in printed for option in named)
+    assert len(named) == 10 and all(option in printed for option in named)
     used = [word for command, _ in COMMANDS if " bench " in command for word in command.split() if word.startswith("-")]
     assert len(used) >= 6 and all(word in printed for word in used)
 
@@ -62,7 +62,7 @@ def record(root, kernel, seconds, reference=None, version="0.6.12", ahead=1.0, c
     kernels = [Measured(kernel, "flashinfer-python", version, found)]
     table = Timetable("decode-8", {"batch_size": 8}, 3, 100, {"float32": 9}, 1e-5, kernels)
     (path,) = results.append(
-        Report(definition.name, None, replace(MACHINE, card=card), False, False, [table]), definition, root / "results"
+        Report(definition.name, [], replace(MACHINE, card=card), False, False, [table]), definition, root / "results"
     )
     if reference:
         path.write_text(path.read_text().replace(definition.reference_sha256, reference))
@@ -98,12 +98,12 @@ def test_two_runs_that_agree(tmp_path):
         record(tmp_path, "one", seconds)
     text, (cells,) = rows(tmp_path)
     assert cells[3:5] == ["40.4 us", "1.0 %"]
-    assert "They are 1, of which" in text
+    assert "1 of these were GPU-bound:" in text
     assert (
-        "- 1 with runs on two cards, or on cards of which nothing is recorded: the times differ by 1.0 % in the "
-        "middle, and by 1.0 % at most; 0 of them by 3 %" in text
+        "- 1 with runs on two cards or on unknown cards: median difference 1.0 %, largest 1.0 %; 0 differ by 3 %"
+        in text
     )
-    assert "the GPU waits for the processor" not in text
+    assert "CPU-bound" not in text
 
 
 def test_the_command_for_another_run_takes_as_long_as_the_tool_that_recorded_the_others(tmp_path):
@@ -132,8 +132,8 @@ def test_two_runs_that_differ_are_listed(tmp_path):
     text, (first, second, _) = rows(tmp_path)
     assert first[2:] == ["`two`", "two, or unknown", "50.0 us", "40.0 us", "25.0 %"]
     assert second[2:] == ["`one`", "two, or unknown", "40.0 us", "42.0 us", "5.0 %"]
-    assert "They are 3, of which" in text
-    assert "the times differ by 5.0 % in the middle, and by 25.0 % at most; 2 of them by 3 %" in text
+    assert "3 of these were GPU-bound:" in text
+    assert "median difference 5.0 %, largest 25.0 %; 2 differ by 3 %" in text
 
 
 def test_runs_on_one_card_are_told_from_those_on_two(tmp_path):
@@ -146,8 +146,8 @@ def test_runs_on_one_card_are_told_from_those_on_two(tmp_path):
         for card, seconds in runs:
             record(tmp_path, label, seconds, card=card)
     text, _ = rows(tmp_path)
-    assert "- 1 with both runs on one card: the times differ by 5.0 % in the middle" in text
-    assert "- 2 with runs on two cards, or on cards of which nothing is recorded: the times differ by 5.0 %" in text
+    assert "- 1 with both runs on one card: median difference 5.0 %" in text
+    assert "- 2 with runs on two cards or on unknown cards: median difference 5.0 %" in text
     listed = [line.split(" | ")[2:4] for line in text.split("### rmsnorm")[0].splitlines() if line.endswith(" % |")]
     assert listed == [["`two`", "two, or unknown"], ["`one`", "one"]]
 
@@ -158,9 +158,9 @@ def test_times_in_which_the_gpu_waited_are_told_apart(tmp_path):
             record(tmp_path, label, seconds, ahead=ahead)
     text, (cells,) = rows(tmp_path)
     assert cells[2:] == ["`two`", "40.0 us †", "25.0 %", "-", "", "`one` 1.01"]
-    assert "They are 1, of which" in text
-    assert "the times differ by 1.0 % in the middle, and by 1.0 % at most; 0 of them" in text
-    assert "In calls of 1, the GPU waits for the processor" in text and "differ by 25.0 % in the middle" in text
+    assert "1 of these were GPU-bound:" in text
+    assert "median difference 1.0 %, largest 1.0 %; 0 differ" in text
+    assert "1 kernels were CPU-bound: median difference 25.0 %" in text
     assert "| 25.0 % |" not in text.split("### rmsnorm")[0], "only what the GPU alone decides is listed"
 
 
@@ -230,9 +230,9 @@ def test_families_without_a_time_are_judged_by_their_workloads():
     _, rows = missing("moe_align_block_size_topk8_e256_b64", "moe_post_reorder_topk9_h7168")
     assert [why for *_, why in rows] == [
         "takes lists whose length is a multiple of 4, and that of a workload is 16703; it has [a defect]"
-        "(kernel_findings.md)",
+        "(../findings.md)",
         "loses what expert 0 computed, and tokens of the workloads choose any expert; it has [a defect]"
-        "(kernel_findings.md)",
+        "(../findings.md)",
     ]
 
 

@@ -37,7 +37,7 @@ def report(name, *, failure=None, seconds=3e-5):
     mine = Measured("mine.py", failure=failure)
     real = Measured("flashinfer.norm.rmsnorm", "flashinfer-python", "0.6.12", found)
     table = Timetable("decode-8", {"batch_size": 8}, 3, 100, {"float32": 9}, 1e-6, [mine, real] if failure else [real])
-    return Report(name, None, MACHINE, False, False, [table])
+    return Report(name, [], MACHINE, False, False, [table])
 
 
 def loaded(names=NAMES):
@@ -101,7 +101,7 @@ def invoke(monkeypatch):
 @pytest.mark.parametrize(("grade", "status"), [(Grade.NOT_JUDGED, 4), (Grade.WRONG, 1), (Grade.REFERENCE, 0)])
 def test_the_exit_status_tells_what_is_wrong_from_what_was_not_judged(invoke, grade, status):
     verdict = Verdict(NAMES[0], "mine.py", "cuda", "own", grade=grade)
-    result, _ = invoke("-d", NAMES[0], made_up=lambda one: dataclasses.replace(report(one.name), verdict=verdict))
+    result, _ = invoke("-d", NAMES[0], made_up=lambda one: dataclasses.replace(report(one.name), verdicts=[verdict]))
     assert result.exit_code == status, result.output
 
 
@@ -221,14 +221,14 @@ def test_kernels_of_a_definition_load_at_the_same_time(tmp_path):
 
 
 def test_inputs_are_drawn_for_nobody_who_has_failed(tmp_path, monkeypatch):
-    """The judgement is taken for passed, so that the first timed call fails."""
+    """The judgment is taken for passed, so that the first timed call fails."""
     monkeypatch.setattr(measure, "judge", lambda *arguments, **options: _Passed())
     path = tmp_path / "wrong.py"
     path.write_text("def run(x, w):\n    return x\n")
     (workload,) = (one for one in workloads(NAMES[0]) if one.name == "decode-8")
     drawn, inputs = [], Workload.inputs
     monkeypatch.setattr(Workload, "inputs", lambda *given: drawn.append(given) or inputs(*given))
-    found = bench(path, NAMES[0], [workload], device="cpu", policy=Policy(least=3, processes=1))
+    found = bench([path], NAMES[0], [workload], device="cpu", policy=Policy(least=3, processes=1))
     assert not found.passed and len(drawn) == 1
 
 
@@ -239,7 +239,7 @@ def test_what_a_kernel_does_not_take_is_left_out_with_the_reason(monkeypatch):
     monkeypatch.setattr(measure, "_real", lambda *given: (kernels, {}))
     (workload,) = (one for one in workloads(definition) if one.name == "decode-1")
     monkeypatch.setattr(measure, "unfit", lambda kernel, axes: f"takes no {axes}")
-    found = bench(None, definition, [workload], device="cpu", policy=Policy(fresh=1, least=1))
+    found = bench([], definition, [workload], device="cpu", policy=Policy(fresh=1, least=1))
     assert found.left_out == {"torch.softmax on decode-1": "takes no {'batch_size': 1}"}
     assert not found.timed and found.timetables[0].kernels == []
 

@@ -154,7 +154,7 @@ FAST, SLOW = (summary([series(*[seconds] * 3)]) for seconds in (10e-6, 40e-6))
 
 def report(*kernels, **options):
     table = Timetable("decode-64", {"m": 64}, 7, 1000, {"bfloat16": 5}, 5e-6, kernels, Clocks(1, 2, 3, 4, 5.0, ()))
-    return Report("gemm", None, MACHINE, False, False, [table], **options)
+    return Report("gemm", [], MACHINE, False, False, [table], **options)
 
 
 def test_ratios_are_to_the_fastest_real_kernel():
@@ -183,7 +183,7 @@ def test_a_wrong_output_of_a_timed_call_is_no_pass():
 
 def test_the_figure_has_a_point_for_each_time_below_the_roof():
     table = Timetable("decode-64", {}, 1, 10**6, {"bfloat16": 10**8}, 1e-5, [Measured("<mine>", summary=SLOW)])
-    found = Report("gemm", None, MACHINE, False, False, [table])
+    found = Report("gemm", [], MACHINE, False, False, [table])
     (point,) = points(found)
     assert point.intensity == 100 and point.rate == pytest.approx(10**8 / 40e-6)
     gpu = Gpu("H200", ("NVIDIA H200",), 4.8e12, {"bfloat16": 989.4e12})

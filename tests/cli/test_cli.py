@@ -159,7 +159,7 @@ def test_names_are_neither_cut_nor_wrapped(invoke, monkeypatch):
 
 
 @pytest.mark.parametrize("width", [3, 30])
-def test_the_text_table_aligns_plain_and_coloured_cells(width):
+def test_the_text_table_aligns_plain_and_colored_cells(width):
     rows = [["name", "n"], ["x" * width, "1"], [click.style("y", fg="red"), "12"]]
     lines = [click.unstyle(line) for line in text_table(rows, right=[1]).splitlines()]
     assert lines == [

@@ -265,7 +265,7 @@ def raised():
 
 
 class Discarding:
-    """Python prints an exception that a finaliser raises, and continues."""
+    """Python prints an exception that a finalizer raises, and continues."""
 
     def __del__(self):
         raise KeyboardInterrupt
@@ -313,7 +313,7 @@ def test_a_run_with_a_chosen_seed_is_not_recorded(invoke, monkeypatch):
     assert "--record needs --seed 0: a run with a chosen seed is not evidence" in result.stderr
 
 
-def test_off_a_terminal_there_is_no_progress_bar_and_no_colour():
+def test_off_a_terminal_there_is_no_progress_bar_and_no_color():
     code = "from flashinfer_trace.cli import main; main(['verify', 'rmsnorm_h512', '--examples', '5'])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert (result.returncode, result.stderr) == (0, "")

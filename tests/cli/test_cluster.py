@@ -125,3 +125,16 @@ def test_mutants_are_judged_on_the_cluster_as_here():
     found = dict(judge_on_cluster(tasks, address="local"))
     assert [found[number] for number in range(len(tasks))] == here
     assert {verdict.how for verdict in here} >= {"compared", "raised"}
+
+
+def test_submissions_travel_to_the_cluster(tmp_path, invoke):
+    """A file goes with its text: other machines do not have it."""
+    (tmp_path / "mine.py").write_text("def run(x, w): return x")
+    lines = [{"definition": "rmsnorm_h512", "file": "mine.py"}, {"definition": "rmsnorm_h512", "source": "no("}]
+    (tmp_path / "all.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    out = tmp_path / "out.jsonl"
+    options = ("--out", str(out), "--cluster", "local", "--examples", "1")
+    result = invoke("check-many", str(tmp_path / "all.jsonl"), *options)
+    assert result.exit_code == 0, result.output
+    found = {one["line"]: one["code"] for one in map(json.loads, out.read_text().splitlines())}
+    assert found == {1: "values", 2: "not-loaded"}

@@ -21,6 +21,17 @@ def catalog() -> Catalog:
     return Catalog(flashinfer_trace.definitions(), load_naming(ROOT))
 
 
+LOOKUPS = json.loads((ROOT / "tests/support/lookups.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("lookup", LOOKUPS, ids=lambda one: one["what"])
+def test_one_command_answers_each_lookup(lookup, invoke):
+    """The site answers the same in tests/tools/test_site_browser.py."""
+    result = invoke("find", *lookup["words"].split())
+    assert result.exit_code == 0, result.output
+    assert any(line.startswith(lookup["finds"]) for line in result.output.splitlines()), result.output
+
+
 def names(catalog: Catalog, text: str) -> set[str]:
     return {one.name for one in catalog.find(text.split())}
 

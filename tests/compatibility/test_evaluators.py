@@ -70,7 +70,7 @@ def run(*inputs):
 
 
 @pytest.mark.parametrize("name", ["top_k_renorm_probs_v32000", "top_p_renorm_probs_v32000"])
-def test_renormalisation_is_judged_by_its_rows(name: str, bench: Bench) -> None:
+def test_renormalization_is_judged_by_its_rows(name: str, bench: Bench) -> None:
     """With op_type sampling the evaluator takes the rows for tokens; with our op_type it compares them."""
     definition = flashinfer_trace.load(name)
     inputs = inputs_of(definition, {"batch_size": 2})

@@ -58,7 +58,7 @@ def test_every_name_is_here_elsewhere_or_listed_as_missing():
     assert [name for name in COMMON if matching(excused, name)] == [], "they exist: remove the excuse"
 
 
-@pytest.mark.parametrize("section", ["differences", "behaviour", "elsewhere", "missing", "evaluation"])
+@pytest.mark.parametrize("section", ["differences", "behavior", "elsewhere", "missing", "evaluation"])
 def test_every_decision_is_about_something(section):
     names = {*known().definitions, *OURS} if section == "evaluation" else set(known().definitions)
     idle = [

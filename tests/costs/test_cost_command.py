@@ -217,7 +217,7 @@ def test_sizes_that_the_family_chooses_count_before_inputs_are_made(monkeypatch,
 def test_what_inputs_need_is_known_from_plans():
     for name, (definition, *_) in definitions_by_family().items():
         thin, family = shapes.without_features(definition), family_of(definition)
-        axes = {next(axis for axis in (*ROW_AXES, "len_indptr") if axis in thin.var_axes): 100}
+        axes = {next(axis for axis in (*ROW_AXES, "len_indptr", "total_seq_len") if axis in thin.var_axes): 100}
         plan = family.plan_for_axes(thin, axes, Draws(0, "cpu"))
         needed = shapes.input_bytes(thin, thin.bind_axes(family.make_inputs(thin, plan, Draws(0, "cpu"))))
         planned = shapes.input_bytes(thin, {**shapes.planned_axes(thin, plan), **axes})

@@ -48,7 +48,7 @@ def first_workload(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def exported(one_each: dict[str, Definition], tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    pytest.importorskip("safetensors.torch", reason="pip install 'flashinfer-trace[export]'")
+    pytest.importorskip("safetensors.torch", reason="pip install 'flashinfer-trace[verify]'")
     from flashinfer_trace.judging.export.trace_set import write_trace_set
 
     directory = tmp_path_factory.mktemp("trace_set")

@@ -98,7 +98,7 @@ def test_a_parent_that_cannot_be_made_is_refused(tmp_path: Path):
     assert [path.name for path in tmp_path.rglob("*")] == ["file"]
 
 
-pytest.importorskip("safetensors.torch", reason="pip install 'flashinfer-trace[export]'")
+pytest.importorskip("safetensors.torch", reason="pip install 'flashinfer-trace[verify]'")
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```console\n(.*?)^```", TEXT, re.M | re.S)
 COMMANDS = [one for block in BLOCKS for one in block.split("$ ")[1:] if one.startswith("flashinfer-trace ")]
@@ -114,7 +114,7 @@ def test_commands_print_what_is_shown(text: str, tmp_path: Path, monkeypatch: py
     assert result.stdout == shown
 
 
-pytest.importorskip("safetensors.torch", reason="pip install 'flashinfer-trace[export]'")
+pytest.importorskip("safetensors.torch", reason="pip install 'flashinfer-trace[verify]'")
 trace_set = importlib.import_module("flashinfer_trace.judging.export.trace_set")
 NAMES = ["rmsnorm_h128", "min_p_sampling_from_probs_v32000"]
 

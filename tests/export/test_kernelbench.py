@@ -162,3 +162,5 @@ def test_all_are_written_or_left_out(one_each: dict[str, Definition], first_work
         compile(row["code"], row["name"], "exec")
         assert f"\nPrecision: {row['precision']}, " in row["code"]
         assert "flashinfer_trace" not in row["code"]
+        assert "\nBaseline: a reference that computes in float32 or better" in row["code"]
+        assert bool(row["fastest"]) == (row["fastest_seconds"] > 0) and row["fastest"] in row["code"]

@@ -62,7 +62,7 @@ def test_most_families_can_be_judged(exported: Exported, one_each: dict[str, Def
         ("softmax_temperature_v32000", "reads an input `probs`"),
         ("fast_topk_v2_topk2048", "several orders of topk_indices"),
         ("moe_align_block_size_*", "several orders of sorted_token_ids"),
-        ("per_token_group_quant_int8_*", "neighbouring values of codes"),
+        ("per_token_group_quant_int8_*", "neighboring values of codes"),
         ("per_token_quant_fp8_*", "isinf is not implemented"),
         ("moe_fp8_block_scale_ds_routing_*", "differ by more than 1e-2"),
         ("moe_nvfp4_grouped_gemm_*", "no kernel has proven it"),
@@ -95,6 +95,8 @@ def test_its_inputs_are_valid_and_results_can_be_compared(exported: Exported):
     loaded = TraceSet.from_path(str(exported.directory))
     ran = 0
     for name, definition in exported.definitions.items():
+        if name.startswith(("gdn_prefill", "kda_prefill")):
+            continue  # states grow beyond float32 with keys that are not normalized, as flashinfer-bench draws them
         workload = loaded.workloads[name][0].workload
         shapes = definition.input_shapes(workload.axes)
         if sum(math.prod(shape) for shape in shapes.values() if shape is not None) > SMALL:
@@ -130,7 +132,7 @@ def test_names_of_solutions_are_unique_and_fit_into_names_of_files(exported: Exp
 
 
 def test_stored_tensors_are_used(exported: Exported):
-    st = pytest.importorskip("safetensors.torch", reason="pip install 'flashinfer-trace[export]'")
+    st = pytest.importorskip("safetensors.torch", reason="pip install 'flashinfer-trace[verify]'")
     stored = {
         (file.relative_to(exported.directory).as_posix(), name)
         for file in files(exported, "blob/**/*.safetensors")

@@ -222,7 +222,7 @@ def test_blocks_of_queries_do_not_change_the_result(name):
         (RAGGED[1], {"total_q": 5, "total_kv": 0}),
     ],
 )
-def test_axes_of_a_user_are_honoured(name, axes):
+def test_axes_of_a_user_are_honored(name, axes):
     family, definition = twin(name)
     inputs = family.inputs_for_axes(definition, axes, seed=1, device="cpu")
     actual = definition.bind_axes(inputs)

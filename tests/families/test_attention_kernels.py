@@ -230,8 +230,9 @@ def flash_attention(q, requests, value_dim, out, *, softmax_scale, causal, windo
 
 def flash_attn_with_kvcache(
     *, q, k_cache, v_cache, qv=None, page_table, cache_seqlens, cu_seqlens_q, max_seqlen_q, num_splits, out=None,
-    **options,
+    scheduler_metadata=None, **options,
 ):  # fmt: skip
+    assert scheduler_metadata is None or scheduler_metadata is cache_seqlens
     assert page_table.dtype == cache_seqlens.dtype == cu_seqlens_q.dtype == torch.int32
     assert (max_seqlen_q, num_splits) == (int(cu_seqlens_q.diff().max()), 0)
     keys, queries_of = (k_cache, q) if qv is None else (torch.cat([v_cache, k_cache], -1), torch.cat([qv, q], -1))
@@ -266,6 +267,7 @@ def stand_ins(monkeypatch):
     modules["sgl_kernel"], flash = ModuleType("sgl_kernel"), ModuleType("sgl_kernel.flash_attn")
     modules["sgl_kernel.flash_attn"] = flash
     flash.flash_attn_with_kvcache, flash.flash_attn_varlen_func = flash_attn_with_kvcache, flash_attn_varlen_func
+    flash.get_scheduler_metadata = lambda *, cache_seqlens, **sizes: cache_seqlens
     modules["flash_attn"], modules["flash_attn.cute"] = ModuleType("flash_attn"), ModuleType("flash_attn.cute")
     modules["flash_attn.cute"].flash_attn_varlen_func = cute_varlen_func
     for name, module in modules.items():

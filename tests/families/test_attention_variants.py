@@ -169,6 +169,24 @@ def test_outputs_may_be_zero_only_where_float32_has_no_numbers_for_the_weights(n
         assert evaluate(policies, {**exact, "output": nothing}, expected)["output"].passed == accepted, kernel.label
 
 
+@pytest.mark.parametrize(("above", "accepted"), [(200.0, True), (60.0, False)])
+def test_an_infinite_lse_is_accepted_only_where_the_exponential_of_the_sink_overflows(above, accepted):
+    """`above`: by how many nats each sink exceeds the largest logit of its head, so that exp is 2^289 or 2^87."""
+    name = "gqa_paged_decode_sinks"
+    family, definition, inputs = case(name, kv_lens=[3, 5])
+    inputs["sinks"] = torch.full_like(inputs["sinks"], 0.0)
+    largest = max(float((keys @ q.T).max()) for q, keys, _ in rows_of(definition, inputs)) * float(inputs["sm_scale"])
+    inputs["sinks"] += largest + above
+    [kernel] = [each for each in family.kernels if each.path.startswith("sgl_kernel.flash_attn")]
+    policy = kernel.compare["lse"]
+    expected = family.oracle(definition, inputs)["lse"]
+    right = expected.value.float()
+    assert policy.compare(right, expected).passed
+    assert policy.compare(torch.full_like(right, math.inf), expected).passed == accepted
+    assert not policy.compare(torch.full_like(right, -math.inf), expected).passed
+    assert not policy.compare(right * 1.01, expected).passed
+
+
 @pytest.mark.parametrize(
     ("change", "names"),
     [

@@ -38,7 +38,7 @@ def test_the_loss_of_positive_sums_is_the_one_that_was_measured(k, loss):
     assert emulated == pytest.approx(loss, rel=0.15)
     measured = expected.value * (1 - loss)
     assert ((low < measured) & (measured < high)).all()
-    assert (expected.value * 1.01 > high).all(), "cutting off towards zero makes no positive sum larger"
+    assert (expected.value * 1.01 > high).all(), "cutting off toward zero makes no positive sum larger"
     assert (low > expected.value * 0.6).all()
 
 

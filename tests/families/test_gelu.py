@@ -9,7 +9,7 @@ import torch
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
-from flashinfer_trace.families.activation import CANCELLING_GELU, GELU, KINDS
+from flashinfer_trace.families.activation import CANCELING_GELU, GELU, KINDS
 from flashinfer_trace.harness.case import reference_outputs
 from flashinfer_trace.harness.verify import Job
 
@@ -30,7 +30,7 @@ def tail():
     return inputs, FAMILY.oracle(TWIN, inputs)["output"]
 
 
-def cancelling_kernel(gate_up, ulps=0):
+def canceling_kernel(gate_up, ulps=0):
     """gate * 0.5 * (1 + erf(gate / sqrt(2))) * up in float32, with erf off by some ulp."""
     gate, up = gate_up.float().chunk(2, dim=-1)
     erf = torch.erf(gate * torch.tensor(math.sqrt(0.5))) * (1 + ulps * 2**-24)
@@ -49,14 +49,14 @@ def test_values_by_hand():
 @pytest.mark.parametrize("ulps", [-2, 0, 2])
 def test_the_documented_errors_of_erf_are_within_the_kernels_bound(kind, ulps):
     inputs, expected = case(kind)
-    comparison = CANCELLING_GELU.compare(cancelling_kernel(inputs["gate_up"], ulps), expected)
+    comparison = CANCELING_GELU.compare(canceling_kernel(inputs["gate_up"], ulps), expected)
     assert comparison.passed, str(comparison)
 
 
 def test_the_cancellation_of_the_kernels_is_no_excuse_for_the_reference():
     inputs, expected = tail()
-    output = cancelling_kernel(inputs["gate_up"])
-    assert CANCELLING_GELU.compare(output, expected).passed
+    output = canceling_kernel(inputs["gate_up"])
+    assert CANCELING_GELU.compare(output, expected).passed
     assert not GELU.compare(output, expected).passed
     assert GELU.compare(reference_outputs(TWIN, inputs, 0)["output"], expected).passed
 
@@ -77,7 +77,7 @@ def by_a_sigmoid(gate, up):
     return gate * torch.sigmoid(1.702 * gate) * up
 
 
-@pytest.mark.parametrize("policy", [GELU, CANCELLING_GELU], ids=["reference", "kernel"])
+@pytest.mark.parametrize("policy", [GELU, CANCELING_GELU], ids=["reference", "kernel"])
 @pytest.mark.parametrize("function", [wrong_halves, rounded_before_the_product, by_tanh, by_a_sigmoid])
 def test_another_function_is_rejected(function, policy):
     inputs, expected = case("normal")
@@ -88,15 +88,15 @@ def test_another_function_is_rejected(function, policy):
 def test_the_tanh_form_is_rejected_by_its_tail_alone():
     inputs, expected = tail()
     gate, up = inputs["gate_up"].float().chunk(2, dim=-1)
-    assert not CANCELLING_GELU.compare(by_tanh(gate, up).bfloat16(), expected).passed
+    assert not CANCELING_GELU.compare(by_tanh(gate, up).bfloat16(), expected).passed
 
 
 def test_a_gelu_that_is_zero_too_early_is_rejected():
     """Below -5.5, 1 + erf may be 0 in float32; from there to -4.5 it must not be, although results are tiny."""
     inputs, expected = tail()
     gate, exact = inputs["gate_up"][:, :48], expected.value.bfloat16()
-    assert CANCELLING_GELU.compare(torch.where(gate < -5.5, 0.0, exact), expected).passed
-    assert not CANCELLING_GELU.compare(torch.where(gate < -4.5, 0.0, exact), expected).passed
+    assert CANCELING_GELU.compare(torch.where(gate < -5.5, 0.0, exact), expected).passed
+    assert not CANCELING_GELU.compare(torch.where(gate < -4.5, 0.0, exact), expected).passed
 
 
 def test_the_oracle_agrees_with_mpmath_in_the_tails():

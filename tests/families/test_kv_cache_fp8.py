@@ -1,4 +1,4 @@
-"""DeepSeek's packed fp8 cache: rows are quantised and dequantised, and the real kernels are called as they want."""
+"""DeepSeek's packed fp8 cache: rows are quantized and dequantized, and the real kernels are called as they want."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import torch
 from emulated_runs import assert_kernel_passes
 
 import flashinfer_trace
-from flashinfer_trace.families import family_of
-from flashinfer_trace.families.kv_cache_fp8 import BFLOAT16_MAX, DEQUANTIZE, QUANTIZE, finite_codes
+from flashinfer_trace.families import family_of, kv_cache_fp8
+from flashinfer_trace.families.kv_cache_fp8 import BFLOAT16_MAX, finite_codes
 from flashinfer_trace.harness.family import PlanRequest
 from flashinfer_trace.harness.inputs import Draws
 
-QUANTISE, DEQUANTISE = (f"{name}_k_cache_ckv512_kpe64_g128" for name in ("quantize", "dequantize"))
+QUANTIZE, DEQUANTIZE = (f"{name}_k_cache_ckv512_kpe64_g128" for name in ("quantize", "dequantize"))
 FP8, BFLOAT16 = torch.float8_e4m3fn, torch.bfloat16
 #: Of the twins: features, rotated features and features of a group.
 CKV, KPE, GROUP = 96, 16, 32
 BYTES = CKV + 4 * (CKV // GROUP) + 2 * KPE
 
 
-def quantised_rows(k_nope, k_rope):
+def quantized_rows(k_nope, k_rope):
     """The Triton kernel's arithmetic, in rows of bytes; a group of zeros is NaN."""
     assert k_nope.dtype == k_rope.dtype == BFLOAT16
     assert k_nope.shape[1:] == (CKV,) and k_rope.shape == (len(k_nope), KPE)
@@ -41,12 +41,12 @@ def quantize_k_cache(cache_k):
     pages, page_size, heads, features = cache_k.shape
     assert (heads, features) == (1, CKV + KPE)
     flat = cache_k.view(-1, features)
-    return quantised_rows(flat[:, :CKV], flat[:, CKV:]).view(FP8).view(pages, page_size, 1, BYTES)
+    return quantized_rows(flat[:, :CKV], flat[:, CKV:]).view(FP8).view(pages, page_size, 1, BYTES)
 
 
 def quantize_k_cache_separate(k_nope, k_rope, tile_size=128):
     """Its rows of codes and scales, and those of the rotated part, are tensors of their own."""
-    rows = quantised_rows(k_nope, k_rope)
+    rows = quantized_rows(k_nope, k_rope)
     nope, rope = (part.contiguous() for part in rows.tensor_split((BYTES - 2 * KPE,), dim=1))
     return nope.unsqueeze(1), rope.unsqueeze(1)
 
@@ -61,8 +61,8 @@ def dequantize_k_cache_paged_dsa(quant_k_cache, page_table_1_flattened, group_si
 
 
 STAND_INS = {
-    QUANTIZE: (quantize_k_cache, quantize_k_cache_separate),
-    DEQUANTIZE: (dequantize_k_cache_paged_dsa,),
+    kv_cache_fp8.QUANTIZE: (quantize_k_cache, quantize_k_cache_separate),
+    kv_cache_fp8.DEQUANTIZE: (dequantize_k_cache_paged_dsa,),
 }
 
 
@@ -78,7 +78,7 @@ def libraries(monkeypatch):
     ("name", "kernel"),
     [
         pytest.param(name, kernel, id=kernel.label)
-        for name in (QUANTISE, DEQUANTISE)
+        for name in (QUANTIZE, DEQUANTIZE)
         for kernel in family_of(flashinfer_trace.load(name)).kernels
     ],
 )
@@ -89,7 +89,7 @@ def test_kernels_are_called_as_their_library_wants(name, kernel, libraries):
 
 
 def test_kernels_get_no_group_of_zeros_and_the_reference_does():
-    definition = flashinfer_trace.load(QUANTISE)
+    definition = flashinfer_trace.load(QUANTIZE)
     family = family_of(definition)
     for options in {kernel.plan_options for kernel in family.kernels} | {None}:
         plans = family.corners(PlanRequest(definition, {}, True, options or type(family.kernels[0].plan_options)()))
@@ -97,7 +97,7 @@ def test_kernels_get_no_group_of_zeros_and_the_reference_does():
 
 
 def test_only_a_reference_meets_subnormal_numbers():
-    for name in (QUANTISE, DEQUANTISE):
+    for name in (QUANTIZE, DEQUANTIZE):
         definition = flashinfer_trace.load(name)
         family = family_of(definition)
         options = family.kernels[0].plan_options
@@ -106,9 +106,9 @@ def test_only_a_reference_meets_subnormal_numbers():
             assert any(plan["values"] == "least" for plan in corners) is not large
 
 
-def test_what_is_quantised_by_hand():
+def test_what_is_quantized_by_hand():
     """Groups of two: maxima of 448, of 0 and of the largest number, with a tie between the codes 96 and 104."""
-    definition = flashinfer_trace.load(QUANTISE)
+    definition = flashinfer_trace.load(QUANTIZE)
     sizes = {"head_dim_ckv": 6, "head_dim_kpe": 1, "group_size": 2, "num_groups": 3}
     k_nope = torch.tensor([[-448.0, 100.0, 0.0, 0.0, BFLOAT16_MAX, -BFLOAT16_MAX]], dtype=BFLOAT16)
     k_rope = torch.tensor([[1.0]], dtype=BFLOAT16)
@@ -119,15 +119,15 @@ def test_what_is_quantised_by_hand():
     assert torch.equal(copied, k_rope) and copied.data_ptr() != k_rope.data_ptr()
 
 
-def test_quantised_rows_are_those_that_are_dequantised():
+def test_quantized_rows_are_those_that_are_dequantized():
     """Codes, scales and the rotated part, one after the other, are a row; most of a row comes back within a code."""
-    quantise, dequantise = (flashinfer_trace.load(name) for name in (QUANTISE, DEQUANTISE))
+    quantize, dequantize = (flashinfer_trace.load(name) for name in (QUANTIZE, DEQUANTIZE))
     draws = Draws(0, "cpu")
     k_nope, k_rope = draws.normal([9, 512], BFLOAT16), draws.normal([9, 64], BFLOAT16)
-    outputs = quantise.run(k_nope=k_nope, k_rope=k_rope)
+    outputs = quantize.run(k_nope=k_nope, k_rope=k_rope)
     rows = torch.cat([part.view(torch.uint8) for part in outputs], dim=1).view(FP8)
     slots = torch.tensor([8, 0, 8, 3], dtype=torch.int32)
-    keys = dequantise.compiled(rows, slots)
+    keys = dequantize.compiled(rows, slots)
     assert torch.equal(keys[:, 512:], k_rope[slots])
     largest = k_nope[slots].float().abs().amax(dim=1, keepdim=True)
     assert bool(((keys[:, :512].float() - k_nope[slots].float()).abs() <= largest * 2**-4).all())
@@ -135,7 +135,7 @@ def test_quantised_rows_are_those_that_are_dequantised():
 
 
 def test_an_unused_slot_is_nan_and_every_finite_code_is_drawn():
-    definition = flashinfer_trace.load(DEQUANTISE)
+    definition = flashinfer_trace.load(DEQUANTIZE)
     family = family_of(definition)
     plan = {"num_tokens": 3, "num_slots": 4, "slots": "one", "values": "any"}
     inputs = family.inputs(definition, plan, 1, "cpu")
@@ -149,7 +149,7 @@ def test_an_unused_slot_is_nan_and_every_finite_code_is_drawn():
 @pytest.mark.parametrize("feature", [0, 511, 512, 575])
 def test_one_wrong_feature_of_a_key_is_rejected(feature):
     """The next bf16 number of a product, and of a copy, is none that the bound allows."""
-    definition = flashinfer_trace.load(DEQUANTISE)
+    definition = flashinfer_trace.load(DEQUANTIZE)
     family = family_of(definition)
     plan = {"num_tokens": 3, "num_slots": 4, "slots": "random", "values": "powers"}
     inputs = family.inputs(definition, plan, 1, "cpu")

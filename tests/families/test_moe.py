@@ -10,7 +10,7 @@ import sys
 
 import pytest
 import torch
-from moe_cases import measured_over_modelled_gain
+from moe_cases import measured_over_modeled_gain
 
 from flashinfer_trace import load
 from flashinfer_trace.families import family_of
@@ -85,7 +85,7 @@ def test_a_token_without_local_experts_and_no_tokens():
     assert TWIN.run(**case(seq_len=0)[0]).shape == (0, 512)
 
 
-def test_the_reference_dequantises_one_expert_at_a_time():
+def test_the_reference_dequantizes_one_expert_at_a_time():
     inputs, _ = case()
     largest = 0
 
@@ -239,9 +239,9 @@ def test_mutants_are_rejected(sgl_kernel, policy):
 
 
 def test_the_gain_of_a_case_is_told_apart_from_its_rounding_noise(sgl_kernel):
-    """Over many seeds, the deviation of the scale that the pipeline's roundings cause is about the modelled one."""
+    """Over many seeds, the deviation of the scale that the pipeline's roundings cause is about the modeled one."""
     cases = [case(seed, routing="local", seq_len=8) for seed in range(16)]
-    assert 0.5 < measured_over_modelled_gain(TWIN, PIPELINE, cases) < 1.5
+    assert 0.5 < measured_over_modeled_gain(TWIN, PIPELINE, cases) < 1.5
 
 
 def test_a_verification_rejects_the_pipeline_with_faults(sgl_kernel):

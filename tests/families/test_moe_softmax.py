@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from drawn_plans import drawn_plans
-from moe_cases import fitted_gain, measured_over_modelled_gain
+from moe_cases import fitted_gain, measured_over_modeled_gain
 
 from flashinfer_trace import definitions, load
 from flashinfer_trace.families import family_of
@@ -85,7 +85,7 @@ def test_equal_logits_choose_the_lower_experts_in_order():
     assert routed(ROUTER, logits, True)[1] == [3, 100, 0, 1, 2, 4, 5, 6]
 
 
-def test_weights_add_up_to_one_only_if_renormalised():
+def test_weights_add_up_to_one_only_if_renormalized():
     for norm in (True, False):
         plan = {"seq_len": 50, "routing": "random", "rank": 0, "norm": norm}
         inputs = ROUTER_FAMILY.inputs(ROUTER, plan, 0, "cpu")
@@ -127,7 +127,7 @@ def worst_first(logits, weights, ids):
     ids.copy_(ids.flip(1))
 
 
-def not_renormalised(logits, weights, ids):
+def not_renormalized(logits, weights, ids):
     weights.copy_(torch.softmax(logits.float(), 1).gather(1, ids.long()))
 
 
@@ -145,7 +145,7 @@ def test_the_router_kernel_is_within_its_bound(sgl_kernel, routing):
         assert not result.vacuous
 
 
-@pytest.mark.parametrize("mistake", [reversed_ties, next_expert, worst_first, not_renormalised, bf16_weights])
+@pytest.mark.parametrize("mistake", [reversed_ties, next_expert, worst_first, not_renormalized, bf16_weights])
 def test_a_wrong_router_is_rejected(sgl_kernel, monkeypatch, mistake):
     correct = sgl_kernel.topk_softmax
 
@@ -285,7 +285,7 @@ def wrong_half(twin, inputs):
         inputs["gemm1_weights_scale"] = inputs["gemm1_weights_scale"].roll(size // 128, 1)
 
 
-def other_normalisation(twin, inputs):
+def other_normalization(twin, inputs):
     inputs["norm_topk_prob"] = not inputs["norm_topk_prob"]
 
 
@@ -302,7 +302,7 @@ def hidden_features_shifted(twin, inputs):
     inputs["hidden_states"] = hidden.view(torch.uint8).roll(hidden.element_size(), 1).view(hidden.dtype)
 
 
-MISTAKES = [wrong_half, other_normalisation, offset_off_by_one, weights_of_the_next_expert, hidden_features_shifted]
+MISTAKES = [wrong_half, other_normalization, offset_off_by_one, weights_of_the_next_expert, hidden_features_shifted]
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
@@ -322,10 +322,10 @@ def test_a_wrong_pipeline_is_rejected(sgl_kernel, name, mistake):
 
 @EVERY_FORMAT
 def test_the_gain_of_a_case_is_told_apart_from_its_rounding_noise(sgl_kernel, name):
-    """Over many seeds, the deviation of the scale that the pipeline's roundings cause is about the modelled one."""
+    """Over many seeds, the deviation of the scale that the pipeline's roundings cause is about the modeled one."""
     twin = TWINS[name]
     cases = [case(twin, seed, routing="local", seq_len=8) for seed in range(16)]
-    assert 0.5 < measured_over_modelled_gain(twin, family_of(twin).kernels[0], cases) < 1.5
+    assert 0.5 < measured_over_modeled_gain(twin, family_of(twin).kernels[0], cases) < 1.5
 
 
 def test_every_definition_fits_its_pipeline():

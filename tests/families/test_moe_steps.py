@@ -121,7 +121,7 @@ def test_shared_experts_come_last_and_cancel_the_factor(applied, weights):
 
 
 def test_a_bias_that_decides_no_row_is_drawn_again():
-    """With equal logits, the bias alone chooses: a few of these seeds first draw one with almost equal neighbours."""
+    """With equal logits, the bias alone chooses: a few of these seeds first draw one with almost equal neighbors."""
     definition = flashinfer_trace.load("moe_topk_deepseek_topk8_ng1_kg1_e384")
     family, undecided = family_of(definition), 0
     plan = {**family.plan_for_axes(definition, {"seq_len": 1}, Draws(0, "cpu")), "routing": "equal", "bias": "negative"}
@@ -306,11 +306,11 @@ def test_no_sum_is_longer_than_magnitudes_are_derived_for():
     assert 2**15 < max(lengths) <= 2**16
 
 
-def test_neighbours_are_few_experts_in_a_row_anywhere():
+def test_neighbors_are_few_experts_in_a_row_anywhere():
     """Of a GPU's cases, so that not all weights are read in each."""
-    ids = [drawn_ids(50, 4, 256, "neighbours", Draws(seed, "cpu")) for seed in range(8)]
+    ids = [drawn_ids(50, 4, 256, "neighbors", Draws(seed, "cpu")) for seed in range(8)]
     assert all(int(one.max() - one.min()) < 8 and len(one[0].unique()) == 4 for one in ids)
-    lengths = [grouped_gemm.group_lengths(400, 256, "neighbours", Draws(seed, "cpu")) for seed in range(8)]
+    lengths = [grouped_gemm.group_lengths(400, 256, "neighbors", Draws(seed, "cpu")) for seed in range(8)]
     for each in lengths:
         used = [expert for expert, rows in enumerate(each) if rows]
         assert len(each) == 256 and sum(each) == 400 and 4 < len(used) <= used[-1] - used[0] + 1 <= 16

@@ -23,7 +23,7 @@ FAMILY = family_of(DEFINITION)
 TWIN = DEFINITION.with_const_axes(FAMILY.twin)
 
 
-def requantised(y: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
+def requantized(y: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
     """y rounded to e2m1 in blocks of 16, with e4m3 scales that are off by a factor."""
     blocks = y.view(*y.shape[:-1], y.shape[-1] // 16, 16)
     scales = (blocks.abs().amax(dim=-1, keepdim=True) / 6).clamp_max(448).to(torch.float8_e4m3fn).double()
@@ -34,10 +34,10 @@ def requantised(y: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
 
 
 def as_blackwell(inputs, factor=1.0):
-    """The output with the activation requantised and the result of each expert rounded to bf16."""
+    """The output with the activation requantized and the result of each expert rounded to bf16."""
 
     def down(given, experts, y):
-        result = requantised(y, factor) @ nvfp4_routing.down_matrix(given, experts).mT
+        result = requantized(y, factor) @ nvfp4_routing.down_matrix(given, experts).mT
         return result.to(torch.bfloat16).double()
 
     arithmetic = dataclasses.replace(nvfp4_routing.NVFP4, down=down)
@@ -52,7 +52,7 @@ def case(values: str, seed: int):
 
 @pytest.mark.parametrize("values", ["normal", "large", "tiny"])
 @pytest.mark.parametrize("seed", range(3))
-def test_requantised_activations_pass_and_a_wrong_scale_of_them_does_not(values: str, seed: int) -> None:
+def test_requantized_activations_pass_and_a_wrong_scale_of_them_does_not(values: str, seed: int) -> None:
     inputs, expected = case(values, seed)
     policy = nvfp4_routing.BLACKWELL
     assert policy.compare(as_blackwell(inputs), expected).passed

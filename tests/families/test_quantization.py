@@ -1,4 +1,4 @@
-"""Quantisers: their codes at ties and at the limits, and how the real kernels are called."""
+"""Quantizers: their codes at ties and at the limits, and how the real kernels are called."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flashinfer_trace.families.quantization.cases import (
     SMALLEST_MAXIMUM,
     Rows,
     nearest_e4m3,
-    quantised,
+    quantized,
 )
 from flashinfer_trace.harness.case import run_case
 from flashinfer_trace.harness.family import PlanRequest
@@ -85,14 +85,14 @@ def int8_of(round_halves):
         (lambda y: torch.sign(y) * torch.ceil(y.abs() - 0.5), "failed"),
         (lambda y: torch.floor(y + 0.5), "failed"),
     ],
-    ids=["away from zero", "to even", "towards zero", "up"],
+    ids=["away from zero", "to even", "toward zero", "up"],
 )
 def test_where_the_scale_is_a_power_of_two_halves_go_away_from_zero(round_halves, status):
     definition = flashinfer_trace.load("per_token_quant_int8_h4096")
     family = family_of(definition)
     kernel = dataclasses.replace(stand_in(None), call=int8_of(round_halves))
     assert verify(Job(definition, family, kernel), examples=0).status == status
-    # A real kernel may divide approximately: of it both neighbours of a half are taken.
+    # A real kernel may divide approximately: of it both neighbors of a half are taken.
     of_kernels = dataclasses.replace(kernel, compare=family.kernels[0].compare)
     assert verify(Job(definition, family, of_kernels), examples=0).status == "passed"
 
@@ -126,7 +126,7 @@ def test_codes_of_the_largest_values_that_bfloat16_has(name):
 def test_groups_of_zeros_and_of_vanishing_values():
     x = torch.zeros(2, 64, dtype=torch.bfloat16)
     x[1, 32:] = 1e-11
-    expected = quantised(x, 32, 448.0, SMALLEST_MAXIMUM)
+    expected = quantized(x, 32, 448.0, SMALLEST_MAXIMUM)
     assert torch.equal(expected["scales"].value, torch.full((2, 2), 1e-10 / 448, dtype=torch.float64))
     assert float(expected["codes"].value[1, 40]) == pytest.approx(44.8, rel=0.01)
     assert float(expected["codes"].value[0].abs().max()) == 0

@@ -31,7 +31,7 @@ FAMILY = {family.name: family for family in FAMILIES}
 #: Families whose p is a probability, not a share of what another filter keeps.
 ABSOLUTE = ("top_p_sampling_from_probs", "top_k_top_p_joint_sampling_from_probs")
 SAMPLERS = [family for family in FAMILIES if "samples" in family.compare]
-RENORMALISERS = [family for family in FAMILIES if "renorm_probs" in family.compare]
+RENORMALIZERS = [family for family in FAMILIES if "renorm_probs" in family.compare]
 
 
 def plain_support(row: list[Fraction], parameters: dict[str, Any], absolute: bool) -> set[int]:
@@ -64,7 +64,7 @@ def test_oracle_agrees_with_exact_fractions(family: Family, seed: int) -> None:
     kept = plain_support(fractions, parameters, family.name in ABSOLUTE)
     total = sum((fractions[token] for token in kept), Fraction(0))
     exact = [float(value / total) if token in kept else 0.0 for token, value in enumerate(fractions)]
-    oracle = renorm_oracle if family in RENORMALISERS else sampling_oracle
+    oracle = renorm_oracle if family in RENORMALIZERS else sampling_oracle
     (expected,) = oracle(definition, inputs).values()
     assert expected.value[0].tolist() == pytest.approx(exact, rel=1e-14)
     assert [bool(margin > 0) for margin in expected.parts["margin"][0]] == [token in kept for token in range(32)]
@@ -180,9 +180,9 @@ RENORM_MUTANTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("family", RENORMALISERS, ids=lambda family: family.name)
+@pytest.mark.parametrize("family", RENORMALIZERS, ids=lambda family: family.name)
 @pytest.mark.parametrize("mutant", RENORM_MUTANTS)
-def test_wrong_renormalised_rows_are_rejected(family: Family, mutant: str) -> None:
+def test_wrong_renormalized_rows_are_rejected(family: Family, mutant: str) -> None:
     definition = definition_of(family, 64)
     plan = {**ordinary_plan(family, 3), "draws": 1}
     inputs = family.inputs(definition, plan, 4, "cpu")
@@ -242,7 +242,7 @@ def test_plans_are_json_and_give_valid_inputs(family: Family, large: bool) -> No
     assert seen == set(KINDS)
 
 
-@pytest.mark.parametrize("family", RENORMALISERS, ids=lambda family: family.name)
+@pytest.mark.parametrize("family", RENORMALIZERS, ids=lambda family: family.name)
 def test_options_of_sgl_kernel_reach_its_plans(family: Family) -> None:
     definition = definition_of(family, 64)
     (kernel,) = (kernel for kernel in family.kernels if kernel.library == "sglang-kernel")

@@ -1,4 +1,4 @@
-"""The policies for samplers and renormalisers: what they accept, what they reject, and how often."""
+"""The policies for samplers and renormalizers: what they accept, what they reject, and how often."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from flashinfer_trace.families.sampling.distribution import Distribution, chi_square_critical, chi_square_tail
 from flashinfer_trace.families.sampling.oracles import signed_margin
-from flashinfer_trace.families.sampling.renormalised import Renormalised
+from flashinfer_trace.families.sampling.renormalized import Renormalized
 from flashinfer_trace.families.sampling.support import MAX_BINS, MIN_EXPECTED, PART, Support, running_sums
 from flashinfer_trace.verdict.compare import Expected
 
@@ -263,10 +263,10 @@ def test_margins_are_relative_and_infinite_where_sums_are_exact() -> None:
     assert margin[2].tolist() == [-math.inf] * 4
 
 
-class TestRenormalised:
+class TestRenormalized:
     """Token 3 of the first row lies within the window."""
 
-    policy = Renormalised("test", relative=1e-6, window=1e-5)
+    policy = Renormalized("test", relative=1e-6, window=1e-5)
     probs = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4]], dtype=torch.float64)
     margin = torch.tensor([[1.0, 0.5, 0.2, -1e-6], [-0.2, -0.1, 0.1, 1.0]], dtype=torch.float64)
 

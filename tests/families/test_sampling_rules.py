@@ -134,7 +134,7 @@ def test_the_first_draw_is_not_scaled_by_the_rows_sum() -> None:
     assert_drawn(drawn("top_p_sampling_from_probs", half, top_p=0.9), expected)
 
 
-def renormalised(name: str, row: list[float], **parameters: float) -> list[float]:
+def renormalized(name: str, row: list[float], **parameters: float) -> list[float]:
     inputs = case(row, 2, **parameters)
     output = reference_outputs(definition_of(FAMILY[name]), inputs, seed=0)["renorm_probs"]
     assert torch.equal(output[0], output[1])
@@ -147,7 +147,7 @@ def renormalised(name: str, row: list[float], **parameters: float) -> list[float
 @pytest.mark.parametrize("scale", [1.0, 0.5, 2.0])
 def test_top_k_renorm(top_k: int, keep: set[int], scale: float) -> None:
     row = [value * scale for value in EXACT]
-    assert renormalised("top_k_renorm_probs", row, top_k=top_k) == pytest.approx(share(row, keep), rel=1e-7)
+    assert renormalized("top_k_renorm_probs", row, top_k=top_k) == pytest.approx(share(row, keep), rel=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -157,10 +157,10 @@ def test_top_k_renorm(top_k: int, keep: set[int], scale: float) -> None:
 @pytest.mark.parametrize("scale", [1.0, 0.5, 2.0])
 def test_top_p_renorm_takes_p_as_a_share_of_the_sum(top_p: float, keep: set[int], scale: float) -> None:
     row = [value * scale for value in EXACT]
-    assert renormalised("top_p_renorm_probs", row, top_p=top_p) == pytest.approx(share(row, keep), rel=1e-7)
+    assert renormalized("top_p_renorm_probs", row, top_p=top_p) == pytest.approx(share(row, keep), rel=1e-7)
 
 
 def test_renorm_gives_zeros_where_nothing_is_kept() -> None:
-    assert renormalised("top_k_renorm_probs", EXACT, top_k=0) == ZERO
-    assert renormalised("top_k_renorm_probs", ZERO, top_k=2) == ZERO
-    assert renormalised("top_p_renorm_probs", ZERO, top_p=0.9) == ZERO
+    assert renormalized("top_k_renorm_probs", EXACT, top_k=0) == ZERO
+    assert renormalized("top_k_renorm_probs", ZERO, top_k=2) == ZERO
+    assert renormalized("top_p_renorm_probs", ZERO, top_p=0.9) == ZERO

@@ -165,7 +165,7 @@ def fake_extend(
 
 def fake_flash_attention(
     *, q, k_cache, v_cache, page_table, cache_seqlens, cu_seqlens_q, max_seqlen_q, num_splits, softmax_scale, causal,
-    window_size, softcap, return_softmax_lse, k_descale=None, v_descale=None, sinks=None,
+    window_size, softcap, return_softmax_lse, k_descale=None, v_descale=None, sinks=None, scheduler_metadata=None,
 ):  # fmt: skip
     """FlashAttention 3 over a table of slots; beside a cache in fp8, it takes scales [requests, key heads]."""
     assert (num_splits, causal, return_softmax_lse) == (0, True, True)
@@ -173,6 +173,9 @@ def fake_flash_attention(
     assert q.dtype == k_cache.dtype == v_cache.dtype
     assert page_table.dtype == cache_seqlens.dtype == cu_seqlens_q.dtype == torch.int32
     assert sinks is None or sinks.dtype == torch.bfloat16
+    if scheduler_metadata is not None:
+        assert torch.equal(scheduler_metadata, cache_seqlens)
+        assert window_size == (-1, -1)
     one = torch.ones(len(page_table), k_cache.shape[2])
     if k_cache.dtype == torch.float8_e4m3fn:
         assert k_descale.shape == v_descale.shape == one.shape
@@ -207,6 +210,19 @@ def fake_sparse(q, kv, indices, scale, width, *, use_legacy, return_log2_lse):
     return outputs.to(q.dtype), sums, sums / math.log(2)
 
 
+def fake_scheduler(
+    *, batch_size, max_seqlen_q, max_seqlen_k, num_heads, num_heads_k, headdim, cache_seqlens, qkv_dtype, cu_seqlens_q,
+    page_size, causal, has_softcap, num_splits,
+):  # fmt: skip
+    """Instead of a schedule, the lengths that it is for."""
+    assert (max_seqlen_q, page_size, causal, has_softcap, num_splits) == (1, 1, True, False, 0)
+    assert qkv_dtype == torch.float8_e4m3fn
+    assert batch_size == len(cache_seqlens) == len(cu_seqlens_q) - 1
+    assert max_seqlen_k == int(cache_seqlens.max())
+    assert (num_heads % num_heads_k, headdim % 8) == (0, 0)
+    return cache_seqlens
+
+
 FAKES = {
     f"{FLASH}.flash_mla_sparse_fwd": fake_sparse,
     f"{EXTEND}.extend_attention_fwd": fake_extend,
@@ -214,6 +230,7 @@ FAKES = {
     f"{FLASH}.flash_mla_with_kvcache": fake_flash,
     f"{FLASH}.get_mla_metadata": fake_metadata,
     f"{FA3}.flash_attn_with_kvcache": fake_flash_attention,
+    f"{FA3}.get_scheduler_metadata": fake_scheduler,
 }
 
 
@@ -310,7 +327,7 @@ def test_requests_without_keys_are_not_given_to_kernels_that_divide_by_nothing()
         assert kernel.plan_options.keyless_requests is not with_keys, kernel.label
 
 
-def test_an_fp8_cache_is_dequantised_by_groups():
+def test_an_fp8_cache_is_dequantized_by_groups():
     """Two groups of two codes with scales of 2 and 0.5; one query that chooses the second slot alone."""
     definition = flashinfer_trace.load("dsa_sparse_attention_fp8_cache_h128_ckv512_kpe64_topk2048_ps64")
     sizes = {"num_qo_heads": 1, "head_dim_ckv": 4, "head_dim_kpe": 2, "num_groups": 2, "bytes_per_token": 16}

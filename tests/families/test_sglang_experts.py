@@ -22,7 +22,7 @@ BEFORE = "sglang.srt.layers.moe.ep_moe.kernels.post_reorder_triton_kernel"
 ROUTING = "triton_kernels.topk.topk"
 
 
-def masked_quantiser(x, codes, scales, group, counts, scale_ue8m0=False):
+def masked_quantizer(x, codes, scales, group, counts, scale_ue8m0=False):
     """Rows behind an expert's count are left alone."""
     assert x.is_contiguous()
     assert codes.is_contiguous()
@@ -86,7 +86,7 @@ def topk(logits, chosen, apply_softmax):
 
 
 FAKES = {
-    f"{MODULE}.silu_and_mul_masked_post_quant_fwd": masked_quantiser,
+    f"{MODULE}.silu_and_mul_masked_post_quant_fwd": masked_quantizer,
     f"{MODULE}.post_reorder_deepgemm": reorder,
     f"{MODULE}.deepep_post_reorder_triton_kernel": BY_PLACE,
     BEFORE: FakeReorder(lambda expert, place: expert > 0),

@@ -12,24 +12,22 @@ import pytest
 
 from flashinfer_trace.dataset.digests import content_sha256, lengths_sha256
 from flashinfer_trace.dataset.validation.data_rules import DATA
-from tools.extract_definitions import traces
 from tools.fuzz import run as fuzz
 from tools.fuzz.__main__ import FILES, OTHERS, SEED, main
 from tools.fuzz.mutations import hostile_json, hostile_python, sealed
 from tools.fuzz.run import Case, Outcome, kind_of, run_case, start_worker
 from tools.fuzz.sandbox import KINDS, SYNC, VALIDATE
-from tools.fuzz.summary import RESULTS, document, summarise
+from tools.fuzz.summary import RESULTS, document, summarize
 
 
 @pytest.fixture(scope="module", autouse=True)
 def prepared(tmp_path_factory):
-    before, committed = dict(os.environ), traces.COMMITTED
+    before = dict(os.environ)
     try:
         with warnings.catch_warnings():
             start_worker(str(tmp_path_factory.mktemp("fuzz")), limited=False)
             yield
     finally:
-        traces.COMMITTED = committed
         os.environ.clear()
         os.environ.update(before)
 
@@ -56,7 +54,7 @@ def test_each_file_of_the_sandbox_has_a_kind():
     sandbox = fuzz._sandbox
     covered = {path for kinds in KINDS.values() for kind in kinds for path in sandbox.bases(kind.name)}
     left = {path.relative_to(sandbox.root) for path in {*sandbox.root.rglob("*.json")} - covered}
-    assert {str(path) for path in left if path.parts[0] != "models"} == {"traces/good.json"}
+    assert {str(path) for path in left if path.parts[0] != "models"} == set()
     others = {*sandbox.root.glob("models/*.json"), *sandbox.root.glob("models/needs/*.json")}
     assert {sandbox.root / path for path in left if path.parts[0] == "models"} < others  # of the same form
 
@@ -145,7 +143,7 @@ def test_the_document_says_which_commands_got_one_file_in_a_hundred():
     rows = {line.split("|")[1].strip(): line for line in document(json.loads(RESULTS.read_text())).splitlines()[25:]}
     (every, sometimes) = rows["reference"].split("|")[2:4]
     assert (every.strip(), sometimes.strip()) == ("`validate`, `sync --check`", "`verify NAME --examples 1`")
-    assert "`tools.runtime_tracing`" in rows["runtime"]
+    assert "`tools.trace`, `tools.extract`" in rows["runtime"]
 
 
 def test_the_committed_figures_are_of_the_whole_run_and_found_nothing():
@@ -154,4 +152,4 @@ def test_the_committed_figures_are_of_the_whole_run_and_found_nothing():
     assert sum(row["files"] for row in results["kinds"].values()) == FILES + OTHERS
     assert sum(row["findings"] for row in results["kinds"].values()) == 0
     assert results["kinds"].keys() == {kind.name for kinds in KINDS.values() for kind in kinds}
-    assert summarise(0, []) == {"seed": 0, "kinds": {}}
+    assert summarize(0, []) == {"seed": 0, "kinds": {}}

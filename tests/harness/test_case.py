@@ -156,7 +156,7 @@ def test_a_reference_that_writes_to_its_inputs_fails():
         ({**PLAN, "batch_size": 1, "zero_row": True}, "a zero output would pass"),
     ],
 )
-def test_vacuous_cases_are_recognised(plan, reason):
+def test_vacuous_cases_are_recognized(plan, reason):
     assert run_case(DEFINITION, FAMILY, plan, 3, "cpu").vacuous == reason
 
 
@@ -181,7 +181,8 @@ CORNER = {"batch_size": 3, "values": "large", "zero_row": True}
 
 
 def with_corners(*corners, **changes):
-    return dataclasses.replace(FAMILY, plan=own_plans(FAMILY.plans, lambda request: corners), **changes)
+    plan = own_plans(FAMILY.plan.plans, lambda request: corners)
+    return dataclasses.replace(FAMILY, plan=plan, strided=(), isolated=(), **changes)
 
 
 def test_corners_run_first_in_every_verification_and_beside_the_examples():
@@ -312,8 +313,10 @@ def test_a_kernel_that_takes_more_shares_the_cases_of_others_and_has_some_of_its
     ran = []
     family = dataclasses.replace(
         counted_family(ran),
+        strided=(),
+        isolated=(),
         plan=own_plans(
-            lambda request: FAMILY.plans(request).filter(lambda plan: request.plan_options is None or wide(plan)),
+            lambda request: FAMILY.plan.plans(request).filter(lambda plan: request.plan_options is None or wide(plan)),
             lambda request: [PLAN] if request.plan_options else [PLAN, CORNER],
         ),
     )
@@ -343,7 +346,10 @@ def test_a_kernel_that_takes_more_shares_the_cases_of_others_and_has_some_of_its
 
 def test_what_the_wide_kernel_fails_alone_is_no_failure_of_the_narrow_one():
     family = dataclasses.replace(
-        FAMILY, plan=FAMILY.plan.with_corners(lambda request: [PLAN] if request.plan_options else [PLAN, CORNER])
+        FAMILY,
+        plan=FAMILY.plan.with_corners(lambda request: [PLAN] if request.plan_options else [PLAN, CORNER]),
+        strided=(),
+        isolated=(),
     )
 
     def fails_where_a_row_is_zero(definition, inputs, outputs):

@@ -22,6 +22,9 @@ DECODE = flashinfer_trace.load("gqa_paged_decode_h8_kv1_d128_ps64")
 ROPE = flashinfer_trace.load("rope_with_cos_sin_cache_neox_style_h32_kv8_d128_rd128")
 #: Families without such a case, and why.
 WITHOUT = {
+    "causal_conv1d": "its tokens are those of sequences, which are given by offsets",
+    "gdn_prefill": "its tokens are those of sequences, which are given by offsets",
+    "kda_prefill": "its tokens are those of sequences, which are given by offsets",
     "fast_topk_transform_fused": "its tokens are those of requests, which are given by offsets",
     "dsa_sparse_attention": "a corner of its own has as many",
     "dsa_sparse_attention_fp8_cache": "a corner of its own has as many",

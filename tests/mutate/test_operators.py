@@ -17,7 +17,7 @@ SIZE = 100
 
 
 def changes(operator, body, arguments="x: T, y: T, n: int"):
-    """The function body after each change that an operator makes, normalised by `ast.unparse`."""
+    """The function body after each change that an operator makes, normalized by `ast.unparse`."""
     tree = ast.parse(f"def run({arguments}):\n{textwrap.indent(body, '    ')}")
     found = []
     for location in list(locations(tree, set())):

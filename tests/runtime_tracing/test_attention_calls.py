@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flashinfer_trace import load
+from tools.runtime_tracing.attention_calls import settings_of_attention
 from tools.runtime_tracing.matching import computes
 from tools.runtime_tracing.recording import RecordedCall
 
@@ -85,3 +86,23 @@ def test_the_window_of_a_wrapper_counts_the_keys_before_the_own_one():
             computes(call("flashinfer.decode.BatchDecodeWithPagedKVCacheWrapper.run", arguments), load(name))
             is computed
         )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings"),
+    [
+        ("window_size: (4095, 0), softcap: 50.0", {"logits_soft_cap": 50.0, "window_size": 4096}),
+        ("window_size: (-1, -1), softcap: 0.0", {"logits_soft_cap": 0.0, "window_size": 0}),
+        ("window_left: 127, logits_soft_cap: 30.0", {"logits_soft_cap": 30.0, "window_size": 128}),
+    ],
+)
+def test_each_librarys_names_of_cap_and_window_are_known(arguments, settings):
+    assert settings_of_attention(call("sgl_kernel.flash_attn.flash_attn_with_kvcache", arguments), None) == settings
+
+
+@pytest.mark.parametrize(("sinks", "computed"), [("bfloat16[64]", True), ("bfloat16[32]", False), ("int8[64]", False)])
+def test_flash_attention_takes_sinks_in_bfloat16(sinks, computed):
+    cache = "k_cache: bfloat16[99,1,8,64], v_cache: bfloat16[99,1,8,64]"
+    arguments = f"q: bfloat16[8,64,64], {cache}, causal: True, window_size: (-1, -1), softcap: 0.0, sinks: {sinks}"
+    one = call("sglang.jit_kernel.flash_attention.flash_attn_with_kvcache", arguments)
+    assert computes(one, load("gqa_paged_decode_h64_kv8_d64_ps1_sinks")) is computed

@@ -13,10 +13,16 @@ from typing import Any
 import pytest
 import torch
 
+from flashinfer_trace.dataset.digests import content_sha256
 from tools.runtime_tracing import recording, timeline
 from tools.runtime_tracing.call_log import CallLog
 from tools.runtime_tracing.wrapping import Wrapping, torch_functions
 
+#: What describes a run, apart from its name and its model.
+TEXTS: dict[str, Any] = {
+    **{"model": "m", "stand_ins": [], "environment": {}, "versions": {"sglang": "0"}},
+    **{"server": {}, "resolved": {}},
+}
 FILES = {
     "sgl_kernel/__init__.py": "from sgl_kernel.elementwise import rmsnorm, Wrapper\n",
     "sgl_kernel/elementwise.py": """\
@@ -104,7 +110,7 @@ def test_calls_are_logged_with_their_places_and_arguments(model: Any):
     ]
     norm = by_kernel["sgl_kernel.elementwise.rmsnorm"]
     # The line on which the call begins, although its arguments stand on others.
-    assert norm.stack == (("sglang/model.py", 7, "Model.forward"),)
+    assert norm.stack == (("sglang/model.py", 7, "Model.forward", "rmsnorm"),)
     assert (norm.count, norm.arguments) == (2, "x: float32[4,4], weight: float32[4]")
     run = by_kernel["sgl_kernel.elementwise.Wrapper.run"]
     assert run.stack[0].function == "Model.forward"
@@ -176,11 +182,42 @@ def test_a_recording_is_read_as_it_was_written(model: Any, tmp_path: Path):
         log, {"decode 1": "decode"}, {"decode": [timeline.Launch("k", None, None, "", 1, 2)]}
     )
     path = tmp_path / "run.json"
-    recording.write(path, {"configuration": "x", "layers": [3, 58]}, calls)
+    about = {"configuration": "x", "layers": [3, 58], "model_config": {"architectures": ["M"]}, **TEXTS}
+    recording.write(path, about, calls)
     run = recording.read(path)
     assert run.calls == tuple(calls)
     assert (run.name, run.weight(1), run.weight(None)) == ("x", 58, 1)
     assert calls[-1].launches[0].cuda_kernel == "k"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": ["m"]},
+        {"frames": [[0, "7", "f", ""]]},
+        {"frames": [[0, 7, "f"]]},
+        {"model_config": {"architectures": ["M"], "sliding_window": [4]}},
+        {"model_config": {"architectures": []}},
+        {"versions": {}},
+        {"calls": [[["decode"], 0, -1, 0, 1, []]]},
+        {"calls": [["decode", 0, -1, 0, 1, [[0, None, 1, "2"]]]]},
+    ],
+    ids=str,
+)
+def test_a_recording_of_other_types_is_refused(change: dict[str, Any], tmp_path: Path):
+    about = {"configuration": "x", "layers": [1], "model_config": {"architectures": ["M"]}, **TEXTS}
+    tables = {
+        "files": ["sglang/a.py"],
+        "frames": [],
+        "stacks": [],
+        "kernels": [["torch", "torch.mm"]],
+        "arguments": [""],
+    }
+    content = {**about, **tables, "cuda_kernels": ["k"], "calls": [], **change}
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({**content, "sha256": content_sha256(content)}))
+    with pytest.raises(recording.RecordingError, match=r"run\.json: (TypeError|KeyError|ValueError)"):
+        recording.read(path)
 
 
 def test_a_broken_recording_is_named(tmp_path: Path):

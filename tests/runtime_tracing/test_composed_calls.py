@@ -61,12 +61,25 @@ def test_calls_from_two_places_are_two_calls():
         [step("pow", "0: bfloat16[8,7168], 1: 3", "square"), *CALLS[1:]],
         [step("pow", "0: bfloat16[8,7168], 1: 2", "other"), *CALLS[1:]],
         [CALLS[0], step("add", "0: float32[8,1]"), CALLS[2]],
-        [dataclasses.replace(one, launches=()) for one in CALLS],
+        [CALLS[0], *(dataclasses.replace(one, launches=()) for one in CALLS[1:])],
     ],
-    ids=["a step is missing", "one more", "another number", "another helper", "no epsilon", "nothing launched"],
+    ids=["a step is missing", "one more", "another number", "another helper", "no epsilon", "only one launched"],
 )
 def test_other_steps_stay_as_they_were_recorded(calls):
     assert sorted(map(str, composed(calls, [PATTERN]))) == sorted(map(str, calls))
+
+
+def test_a_dry_run_launches_nothing_and_its_steps_are_one_call_all_the_same():
+    (one,) = composed([dataclasses.replace(call, launches=()) for call in CALLS], [PATTERN])
+    assert one.kernel == PATTERN.path and one.launches == ()
+
+
+def test_a_composed_call_has_the_place_of_its_first_step():
+    before, after = step("arange", "0: 1", outer=OUTER), step("ones", "0: 1", outer=OUTER)
+    before, after = (dataclasses.replace(one, stack=(OUTER,)) for one in (before, after))
+    assert [one.kernel for one in composed([before, *CALLS, after], [PATTERN])] == [
+        *(before.kernel, PATTERN.path, after.kernel)
+    ]
 
 
 def test_evidence_of_the_function_counts_for_its_steps():

@@ -9,9 +9,8 @@ import jsonschema
 import pytest
 
 from flashinfer_trace import find_root
-from tools.kernel_tracing.configuration.listed import FP8_BLOCKS, configurations, made, models
-from tools.kernel_tracing.configuration.requested import ConfigurationError
 from tools.runtime_tracing import __main__ as command
+from tools.runtime_tracing.configurations import FP8_BLOCKS, ConfigurationError, configurations, made, models
 from tools.runtime_tracing.recording import read
 
 ROOT = find_root()
@@ -28,8 +27,8 @@ def test_the_list_covers_what_it_should():
     found = configurations()
     assert {one.model.name for one in found.values()} == set(models())
     assert any(one.gpus == 2 for one in found.values())
-    quantised = found["deepseek_v3-fp8-flashinfer"]
-    assert quantised.model.config["quantization_config"] == FP8_BLOCKS
+    quantized = found["deepseek_v3-fp8-flashinfer"]
+    assert quantized.model.config["quantization_config"] == FP8_BLOCKS
     assert "quantization_config" not in found["deepseek_v3-bf16-flashinfer"].model.config
 
 

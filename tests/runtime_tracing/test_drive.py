@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.kernel_tracing.configuration.listed import Configuration, Model
+from tools.runtime_tracing.configurations import Configuration, Model
 from tools.runtime_tracing.drive import LAST_START, Machine, drive
 
 MODEL = Model("toy", {}, (1,))

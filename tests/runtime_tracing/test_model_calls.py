@@ -22,7 +22,7 @@ QUERIES = "q_nope: bfloat16[8,128,512], q_pe: bfloat16[8,128,64]"
 PAGES = "ckv_cache: bfloat16[99,1,512], kpe_cache: bfloat16[99,1,64]"
 SCATTER = "moe_bf16_scatter_gemm_e128_n2048_k768"
 MATMUL = "triton_kernels.matmul.matmul"
-QUANTISED = "x: bfloat16[8,1536], q: {0}[8,1536], s: float32[8,12], group_size: 128, scale_ue8m0: False"
+QUANTIZED = "x: bfloat16[8,1536], q: {0}[8,1536], s: float32[8,12], group_size: 128, scale_ue8m0: False"
 SORTED = "topk_ids: int32[8,6], num_experts: 65, block_size: 16, sorted_token_ids: int32[768], cumsum: int32[66]"
 INT8 = "mat_a: int8[8,14336], mat_b: int8[14336,4096], scales_a: float32[8,1], scales_b: float32[4096,1]"
 
@@ -75,9 +75,9 @@ def test_what_launched_nothing_or_only_sums_claims_nothing():
 @pytest.mark.parametrize(
     ("kernel", "arguments", "computed", "other"),
     [
-        ("q", QUANTISED.format("float8_e4m3fn"), "per_token_group_quant_fp8_h1536_g128", "..._int8_h1536_g128"),
-        ("q", QUANTISED.format("float8_e4m3fn"), "per_token_group_quant_fp8_h1536_g128", "..._fp8_ue8m0_h1536_g128"),
-        ("q", QUANTISED.format("int8"), "per_token_group_quant_int8_h1536_g128", "..._fp8_h1536_g128"),
+        ("q", QUANTIZED.format("float8_e4m3fn"), "per_token_group_quant_fp8_h1536_g128", "..._int8_h1536_g128"),
+        ("q", QUANTIZED.format("float8_e4m3fn"), "per_token_group_quant_fp8_h1536_g128", "..._fp8_ue8m0_h1536_g128"),
+        ("q", QUANTIZED.format("int8"), "per_token_group_quant_int8_h1536_g128", "..._fp8_h1536_g128"),
         ("x.moe_align_block_size", SORTED, "moe_align_block_size_topk6_e64_b16", "..._topk8_e64_b16"),
         ("x.moe_align_block_size", SORTED, "moe_align_block_size_topk6_e64_b16", "..._topk6_e64_b64"),
         ("mm", INT8, "int8_scaled_mm_n4096_k14336", "..._n4096_k4096"),
@@ -99,7 +99,7 @@ def test_a_run_is_one_of_the_model_that_it_names_and_of_those_with_the_same_cons
     fp8 = {"quantization_config": {"quant_method": "fp8"}}
     constants = {"b-1": own, "a-1": dict(own), "c-1": {**own, "hidden_size": 97}, "e-1": {**own, **fp8}}
     models = {name: {"config": config} for name, config in constants.items()}
-    models["b-1"]["quantised"] = [fp8]
+    models["b-1"]["quantized"] = [fp8]
     config = {"hidden_size": 96, "first_k_dense_replace": 1, "num_hidden_layers": 2}
     assert models_of(recording(model="B_1", **config), models) == ("a-1", "b-1")
     assert models_of(recording(model="b_1", **config, **fp8), models) == ("a-1", "b-1")

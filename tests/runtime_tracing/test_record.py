@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tools.kernel_tracing.configuration.listed import Configuration, Model
 from tools.runtime_tracing import __main__ as command
 from tools.runtime_tracing import record as module
 from tools.runtime_tracing import timeline
+from tools.runtime_tracing.configurations import Configuration, Model
 from tools.runtime_tracing.recording import read
 
 MODEL = Model("toy", {"architectures": ["ToyForCausalLM"], "num_hidden_layers": 1}, (3,))
@@ -95,7 +95,7 @@ def test_every_gpu_has_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 #: Rank 0 waits for a rank whose process ends at once.
 ALONE = """
 import sys, time, pathlib
-from tools.kernel_tracing.configuration.listed import Configuration, Model
+from tools.runtime_tracing.configurations import Configuration, Model
 from tools.runtime_tracing import record
 def run(*_):
     print("rank 0 waits", flush=True)

@@ -1,24 +1,17 @@
-"""The recorded runs agree with the committed static trace, and the dataset covers their time."""
+"""The dataset covers the time of the recorded runs."""
 
 from __future__ import annotations
-
-import pytest
 
 from flashinfer_trace import definitions, find_root
 from flashinfer_trace.dataset.evidence import RECORDED_ON, kernels_today, proofs
 from flashinfer_trace.dataset.evidence import VERIFIED as VERIFIED_TAG
-from tools.kernel_tracing.configuration.listed import configurations
-from tools.runtime_tracing.compare import Comparison, compare
+from tools.runtime_tracing.configurations import configurations
 from tools.runtime_tracing.consistency import consistent
 from tools.runtime_tracing.matching import Evidence, Standing
-from tools.runtime_tracing.recording import read_all
-from tools.runtime_tracing.static import read_static
 from tools.runtime_tracing.time_coverage import PHASES, step_times
 
-#: The part of the chains that ran which the static trace must have. Every kernel and call line must be there.
-CHAINS = 0.98
 #: The part of the GPU time of each step that must be in kernels with a verified Definition.
-VERIFIED = 0.80  # 0.95 once attention is recorded with the references of today
+VERIFIED = 0.93
 #: Runs whose time says nothing, because stand-ins ran for FlashAttention 3, or no single call launches a kernel.
 WITHOUT_FIGURE = {
     "deepseek_v3-bf16-flashinfer-graph",
@@ -26,29 +19,6 @@ WITHOUT_FIGURE = {
     "llama_3.1_8b-bf16-fa3_stand_in",
     "llama_3.1_8b-bf16-flashinfer-graph",
 }
-
-
-@pytest.fixture(scope="module")
-def comparisons() -> list[Comparison]:
-    root = find_root()
-    static = read_static(root / "traces" / "kernel_traces.json")
-    found = [compare(run, static) for run in read_all(root / "traces" / "runtime")]
-    related = [one for one in found if not one.unrelated]
-    if not related:
-        pytest.skip(f"no run can be compared with the committed static trace: {found[0].unrelated}")
-    return related
-
-
-def test_every_kernel_and_call_line_that_ran_is_in_the_static_trace(comparisons: list[Comparison]):
-    for one in comparisons:
-        assert not one.kernels.missing, one.run
-        assert not one.lines.missing, one.run
-
-
-def test_nearly_every_chain_that_ran_is_in_the_static_trace(comparisons: list[Comparison]):
-    found = {text for one in comparisons for text in one.chains.found}
-    missing = {text for one in comparisons for text in one.chains.missing}
-    assert len(found) >= CHAINS * len(found | missing), sorted(missing)
 
 
 def test_nearly_all_time_is_in_kernels_of_definitions_that_are_verified_or_await_a_run():

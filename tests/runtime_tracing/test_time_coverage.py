@@ -99,7 +99,7 @@ def recording(*calls: RecordedCall, name: str = "toy", stand_ins: tuple[str, ...
             "out: bfloat16[72,4096], p: int64[257], a: float8_e4m3fn[72,7168], b: float8_e4m3fn[257,7168,4096], "
             "sa: float32[72,56], sb: float32[257,56,32]",
         ),
-        # Rows of nine choices per token in one axis; activations that the wrapper quantised.
+        # Rows of nine choices per token in one axis; activations that the wrapper quantized.
         ("moe_bf16_expert_gemm_topk9_r9_e257_n7168_k2048", f"a: bfloat16[72,2048], {DOWN}"),
         (
             "moe_fp8_block_scale_expert_gemm_topk9_r9_e257_n7168_k2048",

@@ -127,14 +127,14 @@ def run(x, packed, scales):
     codes = torch.stack([low, high], dim=-1).flatten(1).to(torch.int8) - 8
     return (x.float() @ (codes.float() * scales.repeat_interleave(128, dim=1)).T).to(x.dtype)
 """,
-    "fp4 dequantisation": """
+    "fp4 dequantization": """
 def run(packed, scales):
     table = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], device=packed.device)
     nibbles = torch.stack([packed.view(torch.uint8) & 0xF, packed.view(torch.uint8) >> 4], dim=-1).flatten(-2)
     values = torch.where(nibbles >= 8, -1.0, 1.0) * table[(nibbles & 7).long()]
     return values * scales.view(torch.float8_e4m3fn).float().repeat_interleave(16, dim=-1)
 """,
-    "fp8 quantiser": """
+    "fp8 quantizer": """
 def run(x):
     scale = x.float().abs().amax(dim=-1, keepdim=True).clamp(min=1e-10) / torch.finfo(torch.float8_e4m3fn).max
     return (x.float() / scale).clamp(-448.0, 448.0).to(torch.float8_e4m3fn), scale

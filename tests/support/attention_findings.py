@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["FLASHINFER", "SGLANG", "SGL_KERNEL"]
-
 
 def nothing_merged(merge: Callable[..., tuple[torch.Tensor, torch.Tensor]]) -> bool:
     """Two states of one query and one head of 64 features, neither of which has keys."""
@@ -58,10 +56,10 @@ def triton_decode() -> bool:
     return bool((output == 0).all())
 
 
-#: The heading of each in docs/kernel_findings.md, and its probe, by library.
-FLASHINFER = [("merge_state: two states without keys", merge_of_flashinfer)]
-SGL_KERNEL = [
+#: The name of each in findings/kernels.json, and its probe.
+PROBES = [
+    ("merge_state: two states without keys", merge_of_flashinfer),
     ("merge_state_v2: two states without keys", merge_of_sgl_kernel),
     ("flash_mla_with_kvcache: the lse of a request without keys", flash_mla),
+    ("decode_attention_fwd: a request without keys", triton_decode),
 ]
-SGLANG = [("decode_attention_fwd: a request without keys", triton_decode)]

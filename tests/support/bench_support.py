@@ -14,8 +14,6 @@ import torch
 import flashinfer_trace
 from flashinfer_trace import Definition
 
-__all__ = ["Bench", "inputs_of"]
-
 #: A Definition of ours, or the JSON of any.
 Given = Definition | Mapping[str, Any]
 

@@ -8,11 +8,16 @@ from pathlib import Path
 CHEATS = Path(__file__).resolve().parent.parent / "judging" / "cheats"
 
 NORM, GEMM, SILU = "rmsnorm_h512", "gemm_n128_k2048", "silu_and_mul_i176"
-QUANTISER = "per_token_group_quant_fp8_h512_g128"
+QUANTIZER = "per_token_group_quant_fp8_h512_g128"
 SAMPLER = "top_k_top_p_sampling_from_probs_v129280"
 EXPERTS = "moe_bf16_softmax_routing_topk2_e1_h4096_i14336"
 ROTATION = "rope_with_cos_sin_cache_neox_style_h10_kv2_d128_rd128"
 ATTENTION = "gqa_paged_decode_h16_kv2_d128_ps64"
+#: Not yet judged on a GPU.
+OF_VALUES = (
+    *("takes_rows_for_dense", "multiplies_other_rows_by_zero", "one_floor_for_all", "gelu_by_erf", "product_in_tf32"),
+    *("rounds_the_cache_of_angles", "finite_sentinel", "even_tokens", "sharper"),
+)
 TREE = "build_tree_kernel_efficient_topk1_s3_dt4"
 
 
@@ -147,7 +152,7 @@ ALL = [
         },
     ),
     *table("products", SILU, {"silu_without_up": "values", "silu_by_relu": "values"}),
-    *table("products", QUANTISER, {"quantised_toward_zero": "values"}),
+    *table("products", QUANTIZER, {"quantised_toward_zero": "values"}),
     *table(
         "samplers",
         SAMPLER,
@@ -157,10 +162,13 @@ ALL = [
             "greedy": "values same-draws",
             "guesses_the_seed": "values same-draws",
             "hashes_its_inputs": "values same-draws",
-            "counts_its_rows": "same-draws",
+            "counts_its_rows": "values same-draws",
             "uniform": "values",
             "warm": "values",
+            "even_tokens": "values",
+            "sharper": "values",
         },
+        OF_VALUES,
     ),
     *table(
         "samplers",
@@ -175,5 +183,11 @@ ALL = [
         ),
     ),
     *table("experts", ROTATION, dict.fromkeys(("takes_positions_for_granted", "rotates_queries_only"), "values")),
+    *table("rows", NORM, dict.fromkeys(("takes_rows_for_dense", "multiplies_other_rows_by_zero"), "values"), OF_VALUES),
+    *table("rows", QUANTIZER, {"one_floor_for_all": "values"}, OF_VALUES),
+    *table("rows", "gelu_tanh_and_mul_i1152", {"gelu_by_erf": "values"}, OF_VALUES),
+    *table("rows", "gemm_float32_n160_k5120", {"product_in_tf32": "values"}, OF_VALUES),
+    *table("rows", ROTATION, {"rounds_the_cache_of_angles": "values"}, OF_VALUES),
+    *table("rows", "gqa_paged_prefill_causal_h32_kv8_d128_ps64", {"finite_sentinel": "values"}, OF_VALUES),
     *table("trees", TREE, {"marks_only_what_is_true": "values"}),
 ]

@@ -10,8 +10,6 @@ from flashinfer_trace.harness.case import run_case
 from flashinfer_trace.harness.family import Kernel, PlanRequest
 from flashinfer_trace.harness.verify import prepare
 
-__all__ = ["assert_kernel_passes"]
-
 
 def assert_kernel_passes(definition: Definition, kernel: Kernel, real: int, as_on_gpu: bool = False) -> None:
     """Asserts that no case of the small twin fails, and that so many of 25 drawn ones prove something.

@@ -19,6 +19,6 @@ def truncating_product(a: torch.Tensor, b: torch.Tensor, kept_bits: int = 13, st
 
 
 def cut(terms: torch.Tensor, top: torch.Tensor, kept_bits: int) -> torch.Tensor:
-    """Terms cut off, towards zero, below `kept_bits` after the leading bit of `top`."""
+    """Terms cut off, toward zero, below `kept_bits` after the leading bit of `top`."""
     unit = torch.exp2((torch.frexp(top).exponent - 1 - kept_bits).double())
     return (terms / unit).trunc() * unit

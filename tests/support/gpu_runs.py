@@ -18,8 +18,6 @@ from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Kernel
 from flashinfer_trace.harness.verify import Report
 
-__all__ = ["GpuRuns"]
-
 Pair = tuple[Definition, Kernel]
 
 

@@ -12,8 +12,6 @@ import pytest
 from benchmarks.times import read_gpu_times
 from flashinfer_trace.format.files import write_json
 
-__all__ = ["TimesRecorder"]
-
 
 class TimesRecorder:
     """Adds the run to a file, or replaces an earlier one of as many Definitions on a GPU of the same kind."""

@@ -1,8 +1,8 @@
-"""Defects of real kernels, each with a probe that shows it on a GPU; docs/kernel_findings.md describes them.
+"""Probes of the defects of real kernels, which findings/kernels.json describes.
 
-A probe calls the kernel with the smallest input and returns whether the kernel does what is right, which includes to
-raise an error instead of giving wrong results. `tests/test_kernel_findings.py` runs each in a process of its own:
-`python kernel_findings.py NAME` prints RIGHT or WRONG. Add a `Finding` and a section of the document to report another.
+A probe calls the kernel with the smallest input. It returns whether the kernel does what is right, which includes
+raising an error instead of giving wrong results. `tests/test_kernel_findings.py` runs each in a process of its own:
+`python kernel_findings.py NAME` prints RIGHT or WRONG. To report another defect, add a `Probe` and describe it there.
 """
 
 from __future__ import annotations
@@ -24,30 +24,20 @@ from flashinfer_trace.families.gemm.qserve import unpacked
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One defect.
+class Probe:
+    """What shows one defect.
 
     Attributes:
-        name: the heading of its section in docs/kernel_findings.md.
-        library: the distribution, as pip names it; the probe is skipped where it is not installed.
-        version: in which the defect was seen.
-        probe: () -> whether the kernel does what is right.
+        right: () -> whether the kernel does what is right.
         kills: whether the process may end, or the CUDA context be lost, instead.
-        capability: inclusive range of compute capabilities that show it.
-        pending: whether it was only reported: nobody has run the probe yet.
     """
 
-    name: str
-    library: str
-    version: str
-    probe: Callable[[], bool]
+    right: Callable[[], bool]
     kills: bool = False
-    capability: tuple[tuple[int, int], tuple[int, int]] = ((9, 0), (9, 0))
-    pending: bool = False
 
 
 def codes_of(name: str) -> tuple[torch.dtype, tuple[float, float]]:
-    """The dtype of the codes of a quantiser per group, and their limits."""
+    """The dtype of the codes of a quantizer per group, and their limits."""
     return (torch.int8, (-128.0, 127.0)) if name.endswith("int8") else (torch.float8_e4m3fn, (-448.0, 448.0))
 
 
@@ -68,8 +58,8 @@ def fused_silu_ignored(name: str) -> bool:
     # Room for a kernel that takes all 256 columns for one matrix.
     memory = torch.zeros(8, 128, device="cuda").to(dtype)
     scales = torch.zeros(8, 1, device="cuda")
-    quantise = functools.partial(getattr(sgl_kernel, name), x, memory[:4], scales[:4], 128, 1e-10, *limits)
-    if raises(lambda: quantise(fuse_silu_and_mul=True, enable_v2=True)):
+    quantize = functools.partial(getattr(sgl_kernel, name), x, memory[:4], scales[:4], 128, 1e-10, *limits)
+    if raises(lambda: quantize(fuse_silu_and_mul=True, enable_v2=True)):
         return True
     gate, up = x.float().chunk(2, dim=1)
     wanted = torch.nn.functional.silu(gate) * up
@@ -139,8 +129,8 @@ def masked_rows(name: str) -> bool:
     codes = torch.zeros(2, 2, 256, device="cuda").to(dtype)
     scales = torch.zeros(2, 2, 2, device="cuda")
     given = torch.tensor([1, 2], dtype=torch.int32, device="cuda")
-    quantise = getattr(sgl_kernel, name)
-    if raises(lambda: quantise(x, codes, scales, 128, 1e-10, *limits, masked_m=given, enable_v2=True)):
+    quantize = getattr(sgl_kernel, name)
+    if raises(lambda: quantize(x, codes, scales, 128, 1e-10, *limits, masked_m=given, enable_v2=True)):
         return True
     return bool((codes[0, 1].float() == 0).all() and (scales[0, 1] == 0).all() and (scales[1] > 0).all())
 
@@ -152,8 +142,8 @@ def codes_of_vast_values(name: str) -> bool:
     x = torch.full((1, 128), 1.5 * 2.0**126, dtype=torch.bfloat16, device="cuda")
     dtype, limits = codes_of(name)
     codes = torch.zeros(1, 128, device="cuda").to(dtype)
-    quantise = getattr(sgl_kernel, name)
-    if raises(lambda: quantise(x, codes, torch.zeros(1, 1, device="cuda"), 128, 1e-10, *limits, enable_v2=True)):
+    quantize = getattr(sgl_kernel, name)
+    if raises(lambda: quantize(x, codes, torch.zeros(1, 1, device="cuda"), 128, 1e-10, *limits, enable_v2=True)):
         return True
     return bool((codes.float() == limits[1]).all())
 
@@ -172,73 +162,39 @@ def impossible_token() -> bool:
     return int(count) == 0 and predicts.tolist() == [1, -1]
 
 
-SGL, SGL_VERSION = "sglang-kernel", "0.4.2"
 #: Three names of one function.
-GROUP_QUANTISERS = tuple(f"sgl_per_token_group_quant_{kind}" for kind in ("8bit", "fp8", "int8"))
+GROUP_QUANTIZERS = tuple(f"sgl_per_token_group_quant_{kind}" for kind in ("8bit", "fp8", "int8"))
+QSERVE = "qserve_w4a8_per"
 
-FINDINGS = (
-    Finding("sgl_per_token_quant_fp8: codes of a token of zeros", SGL, SGL_VERSION, per_token_zeros),
-    *(
-        Finding(f"{name}: fuse_silu_and_mul is ignored", SGL, SGL_VERSION, functools.partial(fused_silu_ignored, name))
-        for name in GROUP_QUANTISERS
-    ),
-    Finding("bmm_fp8: a row-major B gives a wrong product", SGL, SGL_VERSION, bmm_row_major),
-    Finding(
-        "qserve_w4a8_per_chn_gemm: n that is no multiple of 64",
-        SGL,
-        SGL_VERSION,
-        lambda: qserve_per_channel(96, 128),
-        kills=True,
-    ),
-    Finding(
-        "qserve_w4a8_per_chn_gemm: k that is no multiple of 128",
-        SGL,
-        SGL_VERSION,
-        lambda: qserve_per_channel(64, 64),
-        kills=True,
-    ),
-    Finding(
-        "qserve_w4a8_per_group_gemm: n that is no multiple of 64",
-        SGL,
-        SGL_VERSION,
-        lambda: qserve_per_group(96),
-        kills=True,
-    ),
-    *(Finding(name, SGL, SGL_VERSION, probe) for name, probe in moe_findings.PROBES),
-    *(Finding(name, SGL, SGL_VERSION, probe, kills) for name, probe, kills in sparse_findings.PROBES),
-    *(Finding(name, "flashinfer-python", "0.6.12", probe) for name, probe in flashinfer_findings.PROBES),
-    *(Finding(name, "sglang", "0.5.11", probe) for name, probe in sglang_findings.PROBES),
-    *(
-        Finding(f"{name}: masked_m is ignored", SGL, SGL_VERSION, functools.partial(masked_rows, name))
-        for name in GROUP_QUANTISERS
-    ),
-    *(
-        Finding(
-            f"{name}: codes of values beyond 2^126", SGL, SGL_VERSION, functools.partial(codes_of_vast_values, name)
-        )
-        for name in GROUP_QUANTISERS
-    ),
-    Finding("sgl_kernel.rmsnorm: a float32 weight is read as bf16", SGL, SGL_VERSION, norm_wide_weight),
-    *(Finding(name, "flashinfer-python", "0.6.12", probe) for name, probe in attention_findings.FLASHINFER),
-    *(Finding(name, SGL, SGL_VERSION, probe) for name, probe in attention_findings.SGL_KERNEL),
-    *(Finding(name, "sglang", "0.5.11", probe) for name, probe in attention_findings.SGLANG),
-    Finding(
-        "moe_sum_reduce: without a factor, everything is 0", SGL, SGL_VERSION, moe_findings.sum_reduce_without_factor
-    ),
-    Finding(
-        "tree_speculative_sampling_target_only: a token of probability 0 is accepted",
-        SGL,
-        SGL_VERSION,
-        impossible_token,
-        pending=True,
-    ),
-)
+PROBES: dict[str, Probe] = {
+    "sgl_per_token_quant_fp8: codes of a token of zeros": Probe(per_token_zeros),
+    **{
+        f"{name}: {defect}": Probe(functools.partial(probe, name))
+        for defect, probe in {
+            "fuse_silu_and_mul is ignored": fused_silu_ignored,
+            "masked_m is ignored": masked_rows,
+            "codes of values beyond 2^126": codes_of_vast_values,
+        }.items()
+        for name in GROUP_QUANTIZERS
+    },
+    "bmm_fp8: a row-major B gives a wrong product": Probe(bmm_row_major),
+    f"{QSERVE}_chn_gemm: n that is not a multiple of 64": Probe(lambda: qserve_per_channel(96, 128), kills=True),
+    f"{QSERVE}_chn_gemm: k that is not a multiple of 128": Probe(lambda: qserve_per_channel(64, 64), kills=True),
+    f"{QSERVE}_group_gemm: n that is not a multiple of 64": Probe(lambda: qserve_per_group(96), kills=True),
+    "sgl_kernel.rmsnorm: a float32 weight is read as bf16": Probe(norm_wide_weight),
+    "tree_speculative_sampling_target_only: a token of probability 0 is accepted": Probe(impossible_token),
+    **{name: Probe(probe, kills) for name, probe, kills in sparse_findings.PROBES},
+    **{
+        name: Probe(probe)
+        for of_module in (moe_findings, flashinfer_findings, sglang_findings, attention_findings)
+        for name, probe in of_module.PROBES
+    },
+}
 
 
 def main(name: str) -> None:
-    finding = next(each for each in FINDINGS if each.name == name)
     torch.manual_seed(0)
-    right = finding.probe()
+    right = PROBES[name].right()
     torch.cuda.synchronize()
     print("RIGHT" if right else "WRONG")
 

@@ -16,8 +16,6 @@ from flashinfer_trace.format.files import json_line, write_json, write_text
 from flashinfer_trace.kernels import library_of
 from flashinfer_trace.kernels.table import RECORDED
 
-__all__ = ["change_lines", "change_run", "read_lines", "small_dataset", "write_evidence", "write_lines"]
-
 Json = dict[str, Any]
 FIGURES = [0.9, 0.8, 0.002, 0.001]
 

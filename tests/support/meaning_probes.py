@@ -12,8 +12,6 @@ import torch
 
 from flashinfer_trace import Definition
 
-__all__ = ["EXPERT_SIZES", "PROBES", "VOCABULARY", "small"]
-
 Run = Callable[..., Any]
 Value = float | str
 Probe = Callable[[Definition, Run], Value]
@@ -131,7 +129,7 @@ def norm_of_ones(definition: Definition, run: Run) -> Value:
     return float(norm(definition, run, 1.0)[0, 0])
 
 
-def cancelled_feature(definition: Definition, run: Run) -> Value:
+def canceled_feature(definition: Definition, run: Run) -> Value:
     inputs = zeros(definition)
     for name in ("hidden_states", "residual", "weight"):
         inputs[name].fill_(1)
@@ -202,15 +200,69 @@ def kept(definition: Definition, run: Run, **limits: float) -> int:
     return len(set(run(**inputs).tolist()))
 
 
+def delta_net(definition: Definition, **scalars: float) -> dict[str, Any]:
+    """One token of one sequence with a decay of 1 and a beta of 0."""
+    inputs = {**zeros(definition, len_cu_seqlens=2), **scalars}
+    inputs["a"].fill_(-100)
+    inputs["b"].fill_(-100)
+    if "cu_seqlens" in inputs:
+        inputs["cu_seqlens"][1] = 1
+    return inputs
+
+
+def corrected_value(definition: Definition, run: Run) -> Value:
+    """What a state of 1 gives after a beta of 1 has replaced it by 3 under the key."""
+    inputs = delta_net(definition, scale=1.0)
+    for name, value in (("q", 1), ("k", 1), ("v", 3)):
+        inputs[name][..., 0 if name != "v" else slice(None)] = value
+    inputs["b"].fill_(100)
+    inputs["state"].fill_(1)
+    return float(run(**inputs)[0].flatten()[0])
+
+
+def key_head(definition: Definition, run: Run) -> Value:
+    inputs, heads = delta_net(definition, scale=1.0), definition.const_axes["num_v_heads"]
+    keys = definition.const_axes["num_q_heads"]
+    inputs["q"][..., 0] = torch.arange(keys)
+    inputs["state"].fill_(1)
+    found = run(**inputs)[0].view(heads, -1)[:, 0].int()
+    return "head // group size" if torch.equal(found, torch.arange(heads).int() // (heads // keys)) else "other"
+
+
+def default_scale(definition: Definition, run: Run) -> Value:
+    inputs = delta_net(definition, scale=0.0)
+    inputs["q"][..., 0] = 1
+    inputs["state"].fill_(1)
+    return float(run(**inputs)[0].flatten()[0])
+
+
+def state_step(definition: Definition, run: Run, slot: int) -> torch.Tensor:
+    """The output for an input of 1 that B writes to state 0 and C reads there, with a skip of 2 and no decay."""
+    inputs = zeros(definition)
+    for name, value in (("x", 1), ("D", 2)):
+        inputs[name].fill_(value)
+    for name in "BC":
+        inputs[name][..., 0] = 1
+    inputs["state_batch_indices"].fill_(slot)
+    return run(**inputs)[0]
+
+
 PROBES: Mapping[str, Probe] = {
     "lse_of_8_equal_keys": lse_of_equal_keys,
     "lse_of_a_key_with_logit_1": lse_of_one_key,
     "keys_that_the_first_of_2_queries_sees_of_4": keys_of_the_first_query,
     "request_without_keys": request_without_keys,
     "key_value_head_of_a_query_head": head_of_query_heads,
+    "value_3_under_a_key_that_a_beta_of_1_corrects": corrected_value,
+    "key_head_of_a_value_head": key_head,
+    "scale_that_0_stands_for": default_scale,
+    "output_for_an_input_of_1_with_a_step_of_0_and_a_skip_of_2": lambda definition, run: float(
+        state_step(definition, run, 0)[0, 0, 0]
+    ),
+    "output_of_padding": lambda definition, run: float(state_step(definition, run, -1)[0, 0, 0]),
     "epsilon": epsilon,
     "norm_of_ones_with_weight_1": norm_of_ones,
-    "norm_where_residual_cancels": cancelled_feature,
+    "norm_where_residual_cancels": canceled_feature,
     "column_that_row_5_of_B_gives": column_of_a_row,
     "feature_that_a_quarter_turn_makes_of_feature_0": turned_feature,
     "expert_of_8_equal_ones_times_2_with_up_1_and_gate_8": weighted_activation,

@@ -12,10 +12,10 @@ def fitted_gain(output, expected):
     return float((output.double() * expected.value).sum() / expected.value.square().sum()) - 1
 
 
-def measured_over_modelled_gain(twin, kernel, cases):
-    """The measured deviation of a pipeline's scale, divided by the modelled one; cases are (inputs, expected)."""
-    gains, modelled = [], []
+def measured_over_modeled_gain(twin, kernel, cases):
+    """The measured deviation of a pipeline's scale, divided by the modeled one; cases are (inputs, expected)."""
+    gains, modeled = [], []
     for inputs, expected in cases:
         gains.append(fitted_gain(kernel_outputs(twin, kernel, inputs)[0]["output"], expected))
-        modelled.append(float(expected.parts["hopper_gain"]))
-    return math.sqrt(sum(gain**2 for gain in gains) / sum(modelled))
+        modeled.append(float(expected.parts["hopper_gain"]))
+    return math.sqrt(sum(gain**2 for gain in gains) / sum(modeled))

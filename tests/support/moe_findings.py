@@ -164,12 +164,12 @@ def gate_of_bf16_logits() -> bool:
     return torch.equal(chosen[0].sort(dim=1).values, wanted.sort(dim=1).values)
 
 
-#: The heading of each in docs/kernel_findings.md, and its probe.
+#: The name of each in findings/kernels.json, and its probe.
 PROBES: tuple[tuple[str, Callable[[], bool]], ...] = (
     ("moe_sum_reduce: the last 8 columns are not written", sum_reduce_last_columns),
-    ("moe_align_block_size: up to 3 ids are written behind the end", align_pads_too_far),
+    ("moe_align_block_size: up to 3 ids are written past the end", align_pads_too_far),
     ("topk_sigmoid: an expert is chosen twice", sigmoid_repeats_an_expert),
-    ("shuffle_rows: rows that are no multiple of 16 bytes", lambda: shuffled_rows(6, torch.int32)),
+    ("shuffle_rows: rows that are not a multiple of 16 bytes", lambda: shuffled_rows(6, torch.int32)),
     ("shuffle_rows: an int64 map is misread", lambda: shuffled_rows(8, torch.int64)),
     ("get_cutlass_w4a8_moe_mm_data: int64 ids are misread", w4a8_wide_ids),
     ("get_cutlass_w4a8_moe_mm_data: permutations are not written", w4a8_permutations),
@@ -178,4 +178,5 @@ PROBES: tuple[tuple[str, Callable[[], bool]], ...] = (
     ("topk_softmax: an infinity makes it choose an expert twice", lambda: softmax_repeats_an_expert(math.inf)),
     ("moe_fused_gate: weights are NaN where all sigmoids are 0", gate_without_weight),
     ("moe_fused_gate: bf16 logits choose other experts", gate_of_bf16_logits),
+    ("moe_sum_reduce: without a factor, everything is 0", sum_reduce_without_factor),
 )

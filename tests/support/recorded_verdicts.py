@@ -26,8 +26,6 @@ from flashinfer_trace.format.files import json_text, write_text
 from flashinfer_trace.judging.bench.environment import environment
 from flashinfer_trace.judging.verdict import Verdict
 
-__all__ = ["PROPERTY", "Recorder", "entry", "machine", "run_of", "with_memory"]
-
 #: Of a test: its verdict, and on what it was taken.
 PROPERTY = "verdict"
 #: Whom verdicts are on, in the order of the file.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["PROBES"]
-
 
 def first_expert() -> bool:
     """One token whose only expert is 0, with the weight 1: the output is its row."""

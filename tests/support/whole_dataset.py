@@ -14,8 +14,6 @@ from flashinfer_trace.families import family_of
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family
 
-__all__ = ["DEFINITIONS", "FAMILIES", "FIRST", "MEMBERS"]
-
 #: By name, in order of op_type and name.
 DEFINITIONS: dict[str, Definition] = {definition.name: definition for definition in flashinfer_trace.definitions()}
 #: The families that have a Definition.

@@ -19,7 +19,7 @@ SYNCED = {
     "schema/naming.json",
     "flashinfer_trace/kernels/sglang.py",
     "flashinfer_trace/families/rmsnorm.py",
-    "traces/kernel_traces.json",
+    "traces/runtime/deepseek_v3-bf16-triton.json",
 }
 #: What only `validate` reads, of the whole dataset.
 VALIDATED = {"workloads/traffic.json", "models/curated/claims.json", "flashinfer_trace/families/rmsnorm.py", *DATA}

@@ -217,7 +217,7 @@ def test_axes_inputs_and_outputs_of_the_command_line(root, capsys):
     out = capsys.readouterr().out
     assert '"pattern": "my_kernel_h{hidden_size}_wr{wide_rows}"' in out
     assert 'schema/naming.json, abbreviations: "wr": ["wide_rows"]' in out
-    assert "write the recipe tools/extract_definitions/recipes/my_op.py" in out
+    assert "name it in models/needs/<model>.json" in out
     assert "flashinfer-trace sync my_kernel_h4096_wr3" in out
 
 

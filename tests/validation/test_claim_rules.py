@@ -24,11 +24,8 @@ from .conftest import REPOSITORY, Dataset
 
 PATHS = {path.stem: path for path in definition_paths(REPOSITORY)}
 FUSED_MOE = "sglang.srt.layers.moe.fused_moe_triton.fused_moe"
-FLASH_ATTENTION = "sgl_kernel.flash_attn.flash_attn"
 #: The tag -> the Definitions that had it, how many there were, and the rule that refuses it.
 WRONG = {
-    f"sgl_api:{FLASH_ATTENTION}_with_kvcache": ("gqa_paged_*", 76, "tag-claim"),
-    f"sgl_api:{FLASH_ATTENTION}_varlen_func": ("*_ragged_prefill_causal_*", 26, "tag-claim"),
     "triton_api:sglang.srt.layers.moe.fused_moe_triton.fused_moe.fused_experts": (
         "moe_bf16_softmax_*",
         15,

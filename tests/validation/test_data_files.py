@@ -68,7 +68,7 @@ MALFORMED: list[tuple[str, list[str | int], Any]] = [
     (f"models/needs/{MODEL}.json", ["model"], "qwen3-9b"),
     (f"models/{MODEL}.json", ["config"], {}),
     ("schema/compatibility.json", ["differences", 0, "names"], [5]),
-    ("schema/compatibility.json", ["behaviour"], 5),
+    ("schema/compatibility.json", ["behavior"], 5),
     ("schema/flashinfer_bench.json", ["definitions"], 5),
     ("schema/flashinfer_bench.json", ["definitions", "gemm_n6144_k4096", "axes"], 5),
     ("schema/flashinfer_bench.json", ["definitions", "gemm_n6144_k4096", "inputs", "A"], 5),
@@ -156,7 +156,7 @@ def test_two_models_have_no_title_in_common_and_each_has_its_own(copy: Path) -> 
     [
         ({"definitions": [NAME, "gemm_n6144_k4097"]}, "/definitions/1", "no Definition has the name", f"mean {NAME}?"),
         ({"definitions": [NAME, "gemm_nothing_*"]}, "/definitions/1", "no Definition has the name", "correct it"),
-        ({"kernel": "bmm_fp9"}, "/kernel", 'kernel_traces.json has the kernel "bmm_fp9"', "did you mean bmm_fp8?"),
+        ({"kernel": "bmm_fp9"}, "/kernel", 'models/needs/ has the kernel "bmm_fp9"', "did you mean bmm_fp8?"),
     ],
 )
 def test_a_claim_is_about_what_exists(
@@ -164,8 +164,10 @@ def test_a_claim_is_about_what_exists(
 ) -> None:
     path = copy / "models" / "curated" / "claims.json"
     (claim,) = json.loads(path.read_text(encoding="utf-8"))["claims"]
-    shutil.copy(REPOSITORY / "traces" / "kernel_traces.json", copy / "traces")
-    for kernel in ("bmm_fp8", "set_mla_kv_buffer_kernel"):  # one that a package exports, and one of the traces
+    needs = min((copy / "models" / "needs").glob("*.json"))
+    called = {"kernels": [{"kernel": "triton:compute_position_kernel", "ops": ["norm"]}]}
+    write(needs, {**json.loads(needs.read_text(encoding="utf-8")), **called})
+    for kernel in ("bmm_fp8", "compute_position_kernel"):  # one that a package exports, and one that a model calls
         write(path, {"claims": [{**claim, "kernel": kernel}]})
         assert validate_paths([], copy).problems == []
     write(path, {"claims": [{**claim, **change}]})

@@ -14,7 +14,7 @@ import pytest
 
 from flashinfer_trace.dataset.evidence_run import TIME_FORMAT, run_name
 from flashinfer_trace.dataset.validation import Problem
-from flashinfer_trace.dataset.validation.machine_rules import NEIGHBOURS, OLDEST
+from flashinfer_trace.dataset.validation.machine_rules import NEIGHBORS, OLDEST
 from flashinfer_trace.format.files import json_line
 
 from .conftest import FIXTURES, REPOSITORY, Dataset, read_fixture
@@ -138,15 +138,15 @@ def test_a_fact_that_one_line_alone_has_amid_others_is_refused(
     dataset: Dataset, minimal: Json, name: str, together: bool
 ) -> None:
     """Also of a header that is a copy of another one but for that fact, and so began in the same moment."""
-    headers = runs(2 * NEIGHBOURS + 1)
+    headers = runs(2 * NEIGHBORS + 1)
     for header in headers if together else ():
         header["started_at"] = STARTED.strftime(TIME_FORMAT)
     assert problems(dataset, minimal, headers) == []
     change, place = STANDING_OUT[name]
-    change(headers[NEIGHBOURS])
+    change(headers[NEIGHBORS])
     (problem,) = problems(dataset, minimal, headers)
     assert (problem.rule, problem.file) == ("evidence-invalid", EVIDENCE)
-    assert (problem.pointer, problem.line) == (f"/{NEIGHBOURS}/run", NEIGHBOURS + 1)
+    assert (problem.pointer, problem.line) == (f"/{NEIGHBORS}/run", NEIGHBORS + 1)
     assert re.match(rf"{place} of its run is .* in all lines just before and after it", problem.message)
     assert dataset.problems(dataset.root / EVIDENCE) == [], "among the runs of one file, it is no exception"
 
@@ -163,12 +163,12 @@ def test_one_gpu_has_one_capability_also_if_nothing_else_knows_it(dataset: Datas
 def test_new_runs_are_accepted_among_older_ones(dataset: Dataset, minimal: Json) -> None:
     """After an upgrade: many runs, a single one minutes later, and another machine on the same day."""
     newer = {"driver": "590.44.01", "libraries": {**LIBRARIES, "hypothesis": "6.170.15"}}
-    old = runs(3 * NEIGHBOURS)
+    old = runs(3 * NEIGHBORS)
     after = STARTED + timedelta(minutes=5)
     assert problems(dataset, minimal, [*old, *runs(1, after, **newer)]) == []
-    assert problems(dataset, minimal, [*old, *runs(3 * NEIGHBOURS, after, **newer)]) == []
+    assert problems(dataset, minimal, [*old, *runs(3 * NEIGHBORS, after, **newer)]) == []
     other = runs(1, after, gpu={"name": "NVIDIA B200", "compute_capability": "10.0"}, **newer)
-    assert problems(dataset, minimal, [*old, *other, *runs(3 * NEIGHBOURS, STARTED + timedelta(hours=2))]) == []
+    assert problems(dataset, minimal, [*old, *other, *runs(3 * NEIGHBORS, STARTED + timedelta(hours=2))]) == []
 
 
 def test_the_oldest_versions_are_those_of_the_project() -> None:

@@ -13,6 +13,7 @@ import jsonschema
 import pytest
 
 from flashinfer_trace import definitions, load
+from flashinfer_trace.dataset.coverage import load_needs
 from flashinfer_trace.dataset.model_claims import ModelClaims, curated_path, load_model_claims
 from flashinfer_trace.dataset.validation.candidate import Candidate
 from flashinfer_trace.dataset.validation.model_rules import (
@@ -49,8 +50,8 @@ def test_curated_claims_name_what_exists_and_is_claimed() -> None:
     jsonschema.Draft202012Validator(schema).validate(json.loads(curated_path(REPOSITORY).read_text(encoding="utf-8")))
     known = load_model_claims(REPOSITORY)
     assert known is not None
-    kernels = json.loads((REPOSITORY / "traces" / "kernel_traces.json").read_text(encoding="utf-8"))["kernels"]
-    traced = {kernel["name"] for kernel in kernels}
+    needs = load_needs(REPOSITORY).values()
+    traced = {kernel["kernel"].partition(":")[2] for one in needs for kernel in one["kernels"]}
     known_paths = {at.path for one in TABLE for at in one.places} | {path for one in TABLE for path in one.launches}
     exported = {path.rpartition(".")[2] for path in known_paths}
     names = [one.name for one in definitions(root=REPOSITORY)]
@@ -115,7 +116,7 @@ def test_a_malformed_curated_file_is_reported(dataset: Dataset, minimal: dict[st
     assert [(problem.rule, problem.file) for problem in found] == [("dataset-schema", "models/curated/claims.json")]
 
 
-COPIED = "It normalises the hidden state in DeepSeek-R1 and DeepSeek-V3, and (twice) in DeepSeek-R1."
+COPIED = "It normalizes the hidden state in DeepSeek-R1 and DeepSeek-V3, and (twice) in DeepSeek-R1."
 
 
 @pytest.mark.parametrize(

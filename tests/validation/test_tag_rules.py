@@ -28,7 +28,7 @@ NEEDED, CLAIMED, OTHER, RECORDED = (
     "silu_and_mul_per_token_group_quant_fp8_i2048_g128",
 )
 EXPERTS = "moe_fp8_block_scale_ds_routing_topk8_ng8_kg4_e32_h7168_i2048"
-KERNEL = "called_as:sgl_kernel.flash_attn.flash_attn_with_kvcache"
+KERNEL = "sgl_api:sgl_kernel.flash_attn.flash_attn_with_kvcache"
 
 
 def tags_of(name: str) -> list[str]:

@@ -56,7 +56,7 @@ def compatibility(known: Compatibility, dataset: Sequence[Definition]) -> str:
     lines = [head, summary(counts, len(states)), "", SECTIONS]
     decided = known.decisions
     lines += ["## Differences of contract", "", *differences(decided["differences"])]
-    lines += ["", "## Differences of results", "", *behaviour(decided["behaviour"])]
+    lines += ["", "## Differences of results", "", *behavior(decided["behavior"])]
     lines += ["", "## What flashinfer-bench's evaluators cannot judge", "", *evaluation(decided["evaluation"])]
     rows = [[code(name), state, detail] for name, (state, detail) in states.items()]
     lines += ["", "## All names", "", *table(["Name there", "Here", "Remarks"], rows)]
@@ -78,7 +78,7 @@ def state_of(name: str, known: Compatibility, ours: set[str]) -> tuple[str, str]
     if name in ours:
         if known.kept(name):
             return "listed difference", "see Differences of contract"
-        return "drop-in", "see Differences of results" if matching(known.decisions["behaviour"], name) else ""
+        return "drop-in", "see Differences of results" if matching(known.decisions["behavior"], name) else ""
     for entry in matching(known.decisions["elsewhere"], name):
         other = name.replace(*entry["replace"])
         if other in ours:
@@ -98,7 +98,7 @@ def differences(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     return table(["Definitions", "Place", "Why ours differs"], rows)
 
 
-def behaviour(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+def behavior(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     rows = [[names_of(one), *(prose(one[key]) for key in ("where", "theirs", "ours", "reason"))] for one in entries]
     return table(["Definitions", "Where", "There", "Here", "Why"], rows)
 

@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Found", "Roots", "callers_of_ops", "exists", "find", "public_names"]
-
 #: Most modules that one import is followed through.
 MAX_HOPS = 8
 #: Conditions under which modules of kernels define or import names -> whether they hold on Linux with CUDA.

@@ -24,11 +24,11 @@ from rich.progress import track
 from flashinfer_trace.format.files import write_json
 from tools.fuzz.run import MEGABYTES, SECONDS, Case, Outcome, kind_of, run_case, start_worker
 from tools.fuzz.sandbox import KINDS
-from tools.fuzz.summary import RESULTS, merged, summarise
+from tools.fuzz.summary import RESULTS, merged, summarize
 from tools.shared.command import end_with
 from tools.shared.limited_pool import Ended, default_processes, outcomes
 
-FILES, OTHERS, SEED = 20_000, 1_780, 0
+FILES, OTHERS, SEED = 20_000, 1_600, 0
 #: How many files of each group a whole run has.
 WHOLE = {"definitions": FILES, "others": OTHERS}
 #: Seconds of the clock for all commands of one file; a loaded machine is slow, so the limit of each is measured apart.
@@ -88,7 +88,7 @@ def ended(case: Case, how: Ended) -> Outcome:
 
 def report(seed: int, found: Sequence[tuple[Case, Outcome]], whole: bool) -> int:
     """Prints the figures, and writes them down after a whole run: those of a group that was not run are kept."""
-    summary = summarise(seed, found)
+    summary = summarize(seed, found)
     for kind, row in summary["kinds"].items():
         print(f"{kind}: " + ", ".join(f"{number} {name}" for name, number in row.items()))
     slowest = max((outcome.seconds for _, outcome in found), default=0.0)

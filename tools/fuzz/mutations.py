@@ -14,8 +14,6 @@ from typing import Any
 from flashinfer_trace.dataset.digests import content_sha256, lengths_sha256
 from tools.fuzz.values import BYTES, NAMES, SNIPPETS, TOKENS, hostile_value
 
-__all__ = ["ON_DISK", "hostile_json", "hostile_python", "sealed"]
-
 #: Most values that changes choose from; what has more is not made larger still.
 MAX_PLACES = 5000
 

@@ -26,8 +26,6 @@ from tools.fuzz.mutations import ON_DISK, hostile_json, hostile_python, sealed
 from tools.fuzz.sandbox import EVERY, KINDS, Command, Kind, Sandbox
 from tools.shared.limited_pool import limit_memory
 
-__all__ = ["MEGABYTES", "SECONDS", "Case", "Outcome", "kind_of", "run_case", "start_worker"]
-
 #: What one command may take for one file: seconds of a processor, and memory beyond what the process had at the start.
 SECONDS = 5.0
 MEGABYTES = 500
@@ -101,9 +99,6 @@ def start_worker(directory: str, limited: bool = True) -> None:
     warnings.simplefilter("ignore")  # Python warns of odd syntax when it compiles a hostile reference
     os.environ["COLUMNS"] = "200"
     _sandbox = Sandbox(Path(tempfile.mkdtemp(dir=directory)))
-    from tools.extract_definitions import traces
-
-    traces.COMMITTED = _sandbox.root / "traces" / "digests"
     for kinds in KINDS.values():
         for kind in kinds:
             for command in (*kind.commands, *kind.sometimes):
@@ -212,21 +207,14 @@ def tool(name: str, arguments: Sequence[str]) -> int:
     """Exit status of a tool."""
     from flashinfer_trace.judging.bench import results
     from tools import traffic_statistics
-    from tools.extract_definitions.__main__ import main as extract
-    from tools.kernel_tracing.__main__ import main as trace
-    from tools.kernel_tracing.configuration.requested import ConfigurationError, parse
-    from tools.runtime_tracing.__main__ import main as runtime
-
-    def configuration(given: list[str]) -> int:
-        return _read(lambda: parse(f"model={given[0]}"), ConfigurationError)
+    from tools.extract.__main__ import main as extract
+    from tools.trace.__main__ import main as trace
 
     def times(given: list[str]) -> int:
         return _read(lambda: list(results.read(Path(given[0]))), results.ResultsError)
 
     mains: dict[str, Callable[[list[str]], int]] = {
-        "configuration": configuration,
         "extract": extract,
-        "runtime": runtime,
         "statistics": traffic_statistics.main,
         "times": times,
         "trace": trace,

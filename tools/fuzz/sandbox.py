@@ -19,10 +19,7 @@ from flashinfer_trace.dataset.store import ROOT_VARIABLE
 from flashinfer_trace.format.files import write_json
 from flashinfer_trace.judging.traffic import drawn, path_of
 from tools import traffic_statistics
-from tools.kernel_tracing.report.trace_files import load_traces, packed
 from tools.record_workloads import write
-
-__all__ = ["EVERY", "KINDS", "Command", "Kind", "Sandbox"]
 
 #: A Definition of each structure: a scalar constant, a shared reference, a sampler, page tables, optional tags.
 DEFINITIONS = (
@@ -32,7 +29,6 @@ DEFINITIONS = (
     "gemm_bf16_n1024_k6144",
 )
 MODEL = "deepseek-v3"
-ARCHITECTURE = "DeepseekV3ForCausalLM"
 
 #: A recorded run: the smallest file among them.
 RUN = "llama_3.1_8b-bf16-triton-fp8_cache"
@@ -54,8 +50,7 @@ COVERAGE = (("cli", "coverage"), ("cli", "coverage", "--model", MODEL))
 KERNELS = (*COVERAGE[1], "--kernels")
 COST, COST_OF_WORKLOAD = ("cli", "cost", "NAME"), ("cli", "cost", "NAME", "--workload", "WORKLOAD")
 COST_OF_REQUESTS = ("cli", "cost", "PAGED", "--workload", "WORKLOAD_OF_PAGED")
-EXTRACT = ("extract", "--model-name", MODEL, "--dry-run")
-COMPARE = ("runtime", "--compare", "GOOD", "--runs", "RUNS")
+EXTRACT = ("extract", "--record", "RUN")
 
 
 #: See `Kind.sometimes`.
@@ -92,33 +87,20 @@ KINDS: dict[str, Sequence[Kind]] = {
         Kind("evidence", 130, (VALIDATE, SYNC, SHOW, KERNELS, VERIFY, EXTRACT)),
         Kind("naming", 130, (VALIDATE, SYNC, LIST, SHOW, KERNELS, VERIFY, EXTRACT)),
         Kind("schema", 40, (VALIDATE, SYNC)),
-        Kind(
-            "model",
-            100,
-            (VALIDATE, SYNC, EXTRACT, ("extract", "--config", "FILE", *EXTRACT[1:]), ("configuration", "FILE")),
-        ),
+        Kind("model", 100, (VALIDATE, SYNC, KERNELS)),
         Kind("needs", 40, (VALIDATE, SYNC, *COVERAGE, KERNELS)),
         Kind("claims", 40, (VALIDATE, SYNC, EXTRACT)),
         Kind("recorded", 20, (VALIDATE, SYNC, EXTRACT)),
         Kind("compatibility", 40, (VALIDATE, SYNC)),
         Kind("equivalent_code", 10, (VALIDATE, SYNC)),
         Kind("flashinfer_bench", 40, (VALIDATE, SYNC)),
+        Kind("flashinfer_dumps", 40, (VALIDATE, SYNC)),
         Kind("gpus", 40, (VALIDATE, SYNC, COST)),
         Kind("traffic", 50, (VALIDATE, COST_OF_WORKLOAD, COST_OF_REQUESTS, ("statistics", "LENGTHS")), sealed=True),
         Kind("workloads", 30, (VALIDATE, COST_OF_WORKLOAD)),
-        Kind("runtime", 30, (COMPARE,), sealed=True),
+        Kind("runtime", 30, (("trace", "--record", "FILE"), ("extract", "--record", "FILE")), sealed=True),
         Kind("no_definition", 10, (VALIDATE, SYNC, KERNELS)),
-        Kind("digest", 10, (EXTRACT,)),
         Kind("times", 10, (("times", "RESULTS"),)),
-        Kind(
-            "trace",
-            120,
-            (
-                ("trace", "--diff", "FILE", "GOOD"),
-                ("trace", "--verify", "FILE", "--sources", "SOURCES"),
-                ("runtime", "--compare", "FILE", "--runs", "RUNS"),
-            ),
-        ),
     ),
 }
 
@@ -158,14 +140,13 @@ class Sandbox:
             "compatibility": "schema/compatibility.json",
             "equivalent_code": "schema/equivalent_code.json",
             "flashinfer_bench": "schema/flashinfer_bench.json",
+            "flashinfer_dumps": "schema/flashinfer_dumps.json",
             "gpus": "schema/gpus.json",
             "traffic": "workloads/traffic.json",
             "workloads": "workloads/*/*.json",
             "runtime": "traces/runtime/*.json",
             "no_definition": "traces/kernels_without_definition.json",
-            "digest": "traces/digests/*.json",
             "times": "results/*/*/*.jsonl",
-            "trace": "traces/bad.json",
         }
         found = sorted(self.root.glob(patterns[kind]))
         if kind == "reference":  # extraction reads those of every family, but only those of a Definition are rendered
@@ -182,10 +163,8 @@ class Sandbox:
             "PAGED": paged,
             "WORKLOAD_OF_PAGED": WORKLOADS[paged],
             "FILE": str(path),
-            "GOOD": str(self.root / "traces" / "good.json"),
             "RESULTS": str(self.root / "results"),
-            "RUNS": str(self.root / "traces" / "runtime"),
-            "SOURCES": str(self.root / "sources"),
+            "RUN": str(self.root / "traces" / "runtime" / f"{RUN}.json"),
             "LENGTHS": str(self.root / "sources" / "lengths.csv"),
         }
         return [known.get(word, word) for word in command[1:]]
@@ -207,7 +186,6 @@ def build(root: Path, source: Path) -> None:
         copy(source, root, name)
     make_claims(root)
     for name in (
-        f"traces/digests/{ARCHITECTURE}.json",
         f"traces/runtime/{RUN}.json",
         "traces/kernels_without_definition.json",
         "workloads/traffic.json",
@@ -217,13 +195,7 @@ def build(root: Path, source: Path) -> None:
     line = times.read_text(encoding="utf-8").splitlines()[0]  # one line is JSON, as the other files here are
     (root / times.relative_to(source)).parent.mkdir(parents=True)
     (root / times.relative_to(source)).write_text(f"{line}\n", encoding="utf-8")
-    trace = json.dumps(small_trace(source), indent=1)
-    for name in ("good", "bad"):
-        (root / "traces" / f"{name}.json").write_text(trace, encoding="utf-8")
-    package = root / "sources" / "sglang" / "srt" / "models"
-    package.mkdir(parents=True)
-    (package.parent / "layers").mkdir()
-    (package / "deepseek.py").write_text("def forward(self):\n    return self.act(1)\n", encoding="utf-8")
+    (root / "sources").mkdir()
     add_profile(root, root / "sources" / "lengths.csv")
     for name in WORKLOADS:
         add_workloads(root, load(name, root))
@@ -274,10 +246,3 @@ def copy(source: Path, root: Path, name: str) -> None:
     if (source / name).is_file():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source / name, root / name)
-
-
-def small_trace(source: Path) -> dict[str, Any]:
-    """Kernel traces with three kernels and two chains each: whole, but readable in a millisecond."""
-    document = load_traces(source / "traces" / "kernel_traces.json")
-    document["kernels"] = [{**kernel, "chains": kernel["chains"][:2]} for kernel in document["kernels"][:3]]
-    return packed(document)

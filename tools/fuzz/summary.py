@@ -11,16 +11,12 @@ from tools.fuzz.run import MEGABYTES, SECONDS, Case, Outcome
 from tools.fuzz.sandbox import EVERY, KINDS, Command
 from tools.shared.markdown import table
 
-__all__ = ["RESULTS", "document", "merged", "summarise"]
-
 #: What a person calls a tool; a command of ``flashinfer-trace`` is shown as it is typed.
 TOOLS = {
-    "configuration": "tools.kernel_tracing --config",
-    "extract": "tools.extract_definitions",
-    "runtime": "tools.runtime_tracing",
+    "extract": "tools.extract",
     "statistics": "tools.traffic_statistics",
     "times": "bench --missing",
-    "trace": "tools.kernel_tracing",
+    "trace": "tools.trace",
 }
 FIGURES = ("files", "commands", "refused", "findings")
 
@@ -35,13 +31,13 @@ odd lines, or a link, a FIFO, a directory or a name that is hard to print took i
 digests of themselves (recorded runs, traffic) got digests that are right again.
 
 Every file of a kind was given to the commands in the second column. Those in the third column take long, and got one
-file in {every}, drawn at random. Of a tool, the table has the name only; `tools/fuzz/sandbox.py` has its arguments, and
-the dataset. Of `tools.kernel_tracing --config` and `bench --missing`, which need sources or a GPU, only what reads the
-file was run. Commands that are not in the table got no such file. *Commands* counts how often a command was run.
-*Refused* counts the runs whose exit status was neither 0 nor that of the same command with the valid file; the others
-had nothing to object to, because they do not read what was changed, or because it was still valid. *Findings* are
-tracebacks, crashes, lines of more than 5000 characters, and commands that took more than {seconds:g} seconds of a
-processor or {megabytes} MB of memory beyond what the process had at the start.
+file in {every}, drawn at random. Of a tool, the table has the name only; `tools/fuzz/sandbox.py` has its arguments,
+and the dataset. Of `bench --missing`, which needs a GPU, only what reads the file was run. Commands that are not in
+the table got no such file. *Commands* counts how often a command was run. *Refused* counts the runs whose exit status
+was neither 0 nor that of the same command with the valid file; the others had nothing to object to, because they do
+not read what was changed, or because it was still valid. *Findings* are tracebacks, crashes, lines of more than 5000
+characters, and commands that took more than {seconds:g} seconds of a processor or {megabytes} MB of memory beyond
+what the process had at the start.
 
 The kinds form two groups: Definitions with their references, and all others. Each group can be run again by itself
 (`--group`); its figures are those of its last whole run, which may be of an earlier version of the commands.
@@ -51,7 +47,7 @@ The kinds form two groups: Definitions with their references, and all others. Ea
 RESULTS = Path(__file__).with_name("results.json")
 
 
-def summarise(seed: int, outcomes: Iterable[tuple[Case, Outcome]]) -> dict[str, Any]:
+def summarize(seed: int, outcomes: Iterable[tuple[Case, Outcome]]) -> dict[str, Any]:
     """Files, commands, refusals and findings of each kind, and the total."""
     kinds: dict[str, dict[str, int]] = {}
     for _, outcome in outcomes:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 from typing import Any
 
-__all__ = ["BYTES", "NAMES", "SNIPPETS", "TOKENS", "hostile_value"]
-
 #: Regular expressions that explode, or are none.
 PATTERNS = ("(a|aa)+$", "(a+)+b", "((x*)*)*y", "[", "(?P<x", "a{9999999999}", "\\", "(?R)", "^" * 5000, "(" * 3000)
 

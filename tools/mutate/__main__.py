@@ -21,7 +21,7 @@ from typing import Any
 import click
 
 from flashinfer_trace import definitions
-from flashinfer_trace.cli.verification import missing_packages
+from flashinfer_trace.cli.options import missing_packages
 from flashinfer_trace.dataset.evidence import RECORDED_ON
 from flashinfer_trace.families import FamilyError, family_of
 from flashinfer_trace.format.files import UnreadableFile, write_json

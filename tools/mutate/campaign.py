@@ -20,8 +20,6 @@ from tools.mutate.runner import Store, check_store, default_store, source_key
 from tools.mutate.summary import family_summary
 from tools.shared.limited_pool import Ended
 
-__all__ = ["Campaign", "Judging", "run_campaign"]
-
 #: As `runner.judge_all`: judges (family, source, check) triples, and yields (number of the triple, verdict).
 Judging = Callable[[Sequence[tuple[str, str, str]]], Iterator[tuple[int, Any]]]
 

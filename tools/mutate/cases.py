@@ -18,8 +18,6 @@ from flashinfer_trace.harness.twins import has_real_size, real_cases
 from flashinfer_trace.harness.verify import Job, prepare, verify
 from flashinfer_trace.verdict.compare import Expected
 
-__all__ = ["EXAMPLES", "Bench", "Case", "bench_of", "known_families", "representative"]
-
 #: Real cases of the small twin and their seed: what ``flashinfer-trace verify`` draws by default.
 EXAMPLES = 20
 SEED = 0

@@ -15,8 +15,6 @@ from ray.exceptions import RayError
 from flashinfer_trace.cli.cluster import lost, run_everywhere
 from tools.mutate.runner import judge_all
 
-__all__ = ["judge_on_cluster"]
-
 
 def judge_on_cluster(tasks: Sequence[tuple[str, str, str]], *, address: str) -> Iterator[tuple[int, Any]]:
     """As `runner.judge_all`, family by family as they come.

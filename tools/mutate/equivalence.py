@@ -12,8 +12,6 @@ from flashinfer_trace.verdict.compare import unit_roundoff
 from tools.mutate.cases import Bench, Case
 from tools.mutate.judge import same_outputs
 
-__all__ = ["CHECKS", "first_difference"]
-
 #: Float32 roundings that a sum in another order may leave, in parts of the largest element.
 FLOAT32 = 2.0**-20
 

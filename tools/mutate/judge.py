@@ -14,8 +14,6 @@ from flashinfer_trace.harness.refusals import accepted_wrong_sizes
 from flashinfer_trace.verdict.tensors import same_bits
 from tools.mutate.cases import Bench, Case
 
-__all__ = ["Verdict", "judge", "same_outputs"]
-
 
 @dataclass(frozen=True)
 class Verdict:

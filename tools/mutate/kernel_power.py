@@ -8,8 +8,6 @@ from typing import Any
 
 from tools.mutate.results import read_powers
 
-__all__ = ["RECORDS", "load_power", "render_power"]
-
 #: What ``pytest -m gpu_harness tests/test_mutants.py --record-power DIR`` wrote; committed.
 RECORDS = Path(__file__).with_name("power")
 

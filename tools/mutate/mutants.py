@@ -17,8 +17,6 @@ from tools.mutate.statements import STATEMENTS
 from tools.mutate.torch_operators import CALLS
 from tools.mutate.value_operators import VALUES
 
-__all__ = ["OPERATORS", "Mutant", "mutants", "size_between"]
-
 OPERATORS: dict[str, Operator] = {**EXPRESSIONS, **CALLS, **STATEMENTS, **VALUES}
 
 #: Parts of a node that hold no computation.

@@ -10,8 +10,6 @@ import ast
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-__all__ = ["EXPRESSIONS", "Operator", "Place"]
-
 
 @dataclass(frozen=True)
 class Place:
@@ -156,7 +154,7 @@ def exchanged_names(node: ast.AST, place: Place) -> Iterator[ast.AST]:
 
 
 def exchanged_elements(node: ast.AST, place: Place) -> Iterator[ast.AST]:
-    """(a, b) -> (b, a), of targets, results, lists of tensors and shapes; each neighbouring pair."""
+    """(a, b) -> (b, a), of targets, results, lists of tensors and shapes; each neighboring pair."""
     if isinstance(node, (ast.Tuple, ast.List)):
         for first in range(len(node.elts) - 1):
             elements = list(node.elts)

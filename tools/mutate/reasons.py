@@ -11,8 +11,6 @@ from flashinfer_trace.format.files import UnreadableFile, read_bytes
 from flashinfer_trace.format.json_source import TRACES, JsonSourceError, parse
 from tools.mutate.mutants import Mutant
 
-__all__ = ["EQUIVALENTS", "KEPT", "Reason", "ReasonError", "read_reasons", "reason_of", "unmatched"]
-
 #: Mutants that compute the same. Every run checks each of them, as `Reason.check` says.
 EQUIVALENTS = Path(__file__).with_name("equivalents.json")
 

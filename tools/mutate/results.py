@@ -9,8 +9,6 @@ from typing import Any
 from flashinfer_trace.format.json_source import TRACES, JsonSourceError, load_object
 from flashinfer_trace.kernels import current_label
 
-__all__ = ["MutateDataError", "read_powers", "read_summaries"]
-
 #: Field -> kind of its value, in the summary of a family, in a survivor, and in the record of a kernel.
 SUMMARY = {"definition": str, "real_size": bool, "mutants": int, "digest": str, "counts": dict, "survivors": list}
 SURVIVOR = {"id": str, "content": str, "before": str, "after": str}

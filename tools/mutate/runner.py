@@ -18,8 +18,6 @@ from flashinfer_trace.harness.family import Family
 from tools.mutate.judge import Verdict
 from tools.shared.limited_pool import Ended, limit_memory, outcomes
 
-__all__ = ["CACHE", "Limits", "Store", "code_digest", "judge_all"]
-
 #: Where verdicts are kept between runs, under the checkout; out of git.
 CACHE = ".mutate"
 

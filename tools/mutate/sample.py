@@ -6,8 +6,6 @@ from collections.abc import Iterable
 
 from tools.mutate.mutants import Mutant
 
-__all__ = ["sample"]
-
 
 def sample(found: Iterable[Mutant], share: int) -> list[Mutant]:
     """About one mutant in `share`, chosen by content hash: the same ones until their code changes."""

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 
 from tools.mutate.operators import Operator, Place
 
-__all__ = ["STATEMENTS"]
-
 
 def deleted(node: ast.AST, place: Place) -> Iterator[ast.AST]:
     """A statement is forgotten. Asserts count; a name's first assignment does not: that only raises NameError."""

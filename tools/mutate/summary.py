@@ -12,8 +12,6 @@ from tools.mutate.judge import Verdict
 from tools.mutate.mutants import Mutant
 from tools.mutate.reasons import Reason, reason_of
 
-__all__ = ["FLOOR_FAMILY", "FLOOR_OVERALL", "RESULTS", "below_floor", "family_summary", "mutants_digest", "render"]
-
 #: What the last whole run found; committed. The document and the sample in CI come from it.
 RESULTS = Path(__file__).with_name("results.json")
 

@@ -13,8 +13,6 @@ from typing import Any
 from flashinfer_trace.format.json_source import JsonSourceError, load_object
 from tools.mutate.results import MutateDataError
 
-__all__ = ["TIMES", "Stopwatch", "read_times", "render_times"]
-
 #: What the last run took that judged every mutant on one machine; committed.
 TIMES = Path(__file__).with_name("times.json")
 

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 
 from tools.mutate.operators import Operator, Place
 
-__all__ = ["CALLS"]
-
 #: Names of methods, functions and modules' attributes that are easily taken for each other.
 RELATED = {
     "amax": ("amin", "mean"),
@@ -120,7 +118,7 @@ def dropped_argument(node: ast.AST, place: Place) -> Iterator[ast.AST]:
 
 
 def exchanged_arguments(node: ast.AST, place: Place) -> Iterator[ast.AST]:
-    """f(a, b) -> f(b, a), each neighbouring pair; a.f(b) -> b.f(a) for tensors' own operations."""
+    """f(a, b) -> f(b, a), each neighboring pair; a.f(b) -> b.f(a) for tensors' own operations."""
     if not isinstance(node, ast.Call):
         return
     for first in range(len(node.args) - 1):

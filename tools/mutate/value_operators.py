@@ -13,8 +13,6 @@ from typing import TypeGuard
 from tools.mutate.operators import Operator, Place, literal
 from tools.mutate.torch_operators import function_name
 
-__all__ = ["VALUES"]
-
 #: The factor of `scaled`, exact in every dtype: 1.6 %, several times the unit roundoff of bfloat16.
 FACTOR = 1 + 2.0**-6
 

@@ -28,8 +28,6 @@ from flashinfer_trace.format.files import write_json
 from flashinfer_trace.format.json_source import load_object
 from tools.shared.command import end_with
 
-__all__ = ["compare", "main", "transcripts"]
-
 SCHEMA = "equivalent_code.schema.json"
 SCRIPT = Path(__file__).parent / "transcript.py"
 #: Calls the script with the arguments after its path.

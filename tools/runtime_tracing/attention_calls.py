@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 
 from flashinfer_trace import Definition, TensorSpec
 from tools.runtime_tracing.recording import RecordedCall
-
-__all__ = ["SETTING_AXES", "merges_parts", "read_inputs", "same_attention", "takes_parts"]
 
 #: Constant axes that are settings of a call, and no sizes of its tensors.
 SETTING_AXES = {"logits_soft_cap", "window_size"}
@@ -16,11 +15,12 @@ _DECODE = "sglang.srt.layers.attention.triton_ops.decode_attention."
 #: SGLang's decode attention has two launches: parts of the keys, without sinks, and the sum of the parts.
 _PARTS = {f"{_DECODE}_fwd_kernel_stage1", f"{_DECODE}_fwd_grouped_kernel_stage1"}
 _MERGE = f"{_DECODE}_fwd_kernel_stage2"
-_CAP = re.compile(r"\b(?:logits_soft_cap|logit_cap): ([\d.]+)")
-_WINDOW_LEFT = re.compile(r"\bwindow_left: (-?\d+)")
+_CAP = re.compile(r"\b(?:logits_soft_cap|logit_cap|softcap): ([\d.]+)")
+_WINDOW_LEFT = re.compile(r"\bwindow_(?:left: |size: \()(-?\d+)")
 #: Triton kernels are compiled for a window, whose size is not recorded; these offsets are passed if there is one.
 _WINDOWED = re.compile(r"\bwindow_kv_offset_ptr: ")
 _SINKS = re.compile(r"\bsink_ptr: |\bsinks?: ")
+_SINKS_16 = re.compile(r"\bsinks: bfloat16\[")
 _NOTHING_CACHED = re.compile(r"\bkv_indices: int\d+\[0\]")
 
 
@@ -36,22 +36,31 @@ def merges_parts(call: RecordedCall) -> bool:
 
 def same_attention(call: RecordedCall, definition: Definition, window: int | None) -> bool:
     """Whether a call has the cap, the window and the sinks of a Definition; `window` is that of the run's model."""
-    const, arguments = {name: axis.value for name, axis in definition.axes.items()}, call.arguments
-    if not merges_parts(call):
-        cap, left = _CAP.search(arguments), _WINDOW_LEFT.search(arguments)
-        if float(cap[1] if cap else 0) != (const.get("logits_soft_cap") or 0):
-            return False
-        own = int(left[1]) + 1 if left else 0
-        if _WINDOWED.search(arguments):
-            own = window or -1
-        if own != (const.get("window_size") or 0):
-            return False
-    return takes_parts(call) or bool(_SINKS.search(arguments)) == ("sinks" in definition.inputs)
+    const = {name: axis.value for name, axis in definition.axes.items()}
+    chosen = {} if merges_parts(call) else settings_of_attention(call, window)
+    if any((const.get(name) or 0) != value for name, value in chosen.items()):
+        return False
+    return takes_parts(call) or bool(_SINKS.search(call.arguments)) == ("sinks" in definition.inputs)
+
+
+def settings_of_attention(call: RecordedCall, window: int | None) -> dict[str, float]:
+    """The cap of the logits and the window of a call, by the names of their axes; 0 for none."""
+    cap, left = _CAP.search(call.arguments), _WINDOW_LEFT.search(call.arguments)
+    own = int(left[1]) + 1 if left else 0
+    if _WINDOWED.search(call.arguments):
+        own = window or -1
+    return {"logits_soft_cap": float(cap[1] if cap else 0), "window_size": own}
 
 
 def read_inputs(call: RecordedCall, inputs: Mapping[str, TensorSpec]) -> Sequence[TensorSpec]:
-    """The inputs of a Definition that a call of attention takes: no sinks for parts, no cache if nothing is cached."""
+    """The inputs of a Definition that a call of attention takes: no sinks for parts, no cache if nothing is cached.
+
+    FlashAttention 3 takes the sinks in bfloat16; the values that families draw are numbers of that format.
+    """
     unread = {"sinks"} if takes_parts(call) else set()
     if _NOTHING_CACHED.search(call.arguments):
         unread |= {name for name, one in inputs.items() if one.shape and one.shape[0] == "num_slots"}
-    return [one for name, one in inputs.items() if name not in unread]
+    read = {name: one for name, one in inputs.items() if name not in unread}
+    if "sinks" in read and _SINKS_16.search(call.arguments):
+        read["sinks"] = dataclasses.replace(read["sinks"], dtype="bfloat16")
+    return list(read.values())

@@ -17,8 +17,6 @@ from flashinfer_trace import Definition
 from tools.runtime_tracing.frames import Frame
 from tools.runtime_tracing.recording import RecordedCall
 
-__all__ = ["COMPOSED", "PATTERNS", "Pattern", "composed", "same_inputs"]
-
 #: The library of such a call, which recordings do not have.
 COMPOSED = "sglang"
 _ARGUMENT = re.compile(r"(\w+): (\((?:[^()]|\([^()]*\))*\)|\w+\[[\d,]*\]|[^,]+)(?:, |$)")
@@ -93,7 +91,7 @@ PATTERNS = (
         {"q": (0, "0"), "k": (1, "0"), "cos": (2, "0"), "sin": (3, "0")},
         helpers=("rotate_half",),
     ),
-    # One group of experts, and no renormalisation.
+    # One group of experts, and no renormalization.
     Pattern(
         f"{_TOPK}.grouped_topk_gpu",
         "softmax max topk zeros_like scatter_ bool __invert__ masked_fill topk to to",
@@ -118,7 +116,7 @@ PATTERNS = (
         _FILTERED,
         helpers=("multinomial_with_seed", "murmur_hash32"),
     ),
-    # Weights are normalised over the chosen experts, which the kernel chooses itself.
+    # Weights are normalized over the chosen experts, which the kernel chooses itself.
     Pattern(
         "triton_kernels.routing.routing",
         "_topk_forward _sum_bitmatrix_rows _combined_routing_memset _combined_routing_compute",
@@ -141,24 +139,26 @@ PATTERNS = (
 
 
 def composed(calls: Iterable[RecordedCall], patterns: Sequence[Pattern] = PATTERNS) -> list[RecordedCall]:
-    """The calls, with those that a function's steps made as one call of the function."""
+    """The calls, with those that a function's steps made as one call of the function, in the place of the first."""
     by_code: dict[tuple[str, str], list[Pattern]] = defaultdict(list)
     for pattern in patterns:
         by_code[pattern.code].append(pattern)
-    kept: list[RecordedCall] = []
-    groups: dict[tuple[str, tuple[str, str], tuple[Frame, ...]], list[RecordedCall]] = defaultdict(list)
-    for call in calls:
-        found = _function_of(call, by_code) if call.launches else None
+    every = list(calls)
+    measured = any(call.launches for call in every)
+    kept: list[tuple[int, RecordedCall]] = []
+    groups: dict[tuple[str, tuple[str, str], tuple[Frame, ...]], list[tuple[int, RecordedCall]]] = defaultdict(list)
+    for at, call in enumerate(every):
+        found = _function_of(call, by_code) if call.launches or not measured else None
         if found is None:
-            kept.append(sum_of_experts(call) or call)
+            kept.append((at, sum_of_experts(call) or call))
         else:
             code, outer = found
-            groups[call.phase, code, outer].append(call)
+            groups[call.phase, code, outer].append((at, call))
     for (_, code, outer), steps in groups.items():
-        made = (_call(pattern, outer, steps) for pattern in by_code[code])
+        made = (_call(pattern, outer, [step for _, step in steps]) for pattern in by_code[code])
         one = next((each for each in made if each is not None), None)
-        kept += steps if one is None else [one]
-    return kept
+        kept += steps if one is None else [(steps[0][0], one)]
+    return [call for _, call in sorted(kept, key=lambda pair: pair[0])]
 
 
 def sum_of_experts(call: RecordedCall) -> RecordedCall | None:

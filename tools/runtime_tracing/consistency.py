@@ -13,10 +13,8 @@ from typing import Any
 
 from flashinfer_trace.format import json_source
 from flashinfer_trace.kernels.stacks import BEFORE
-from tools.kernel_tracing.configuration.listed import configurations
+from tools.runtime_tracing.configurations import configurations
 from tools.runtime_tracing.recording import RecordedCall, RecordedLaunch, Recording, RecordingError, read_all
-
-__all__ = ["SHORTEST", "VARIATION", "consistent", "contradictions"]
 
 #: Microseconds that no launch on a GPU is shorter than; the shortest one recorded takes 0.6.
 SHORTEST = 0.2

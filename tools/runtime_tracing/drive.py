@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.kernel_tracing.configuration.listed import Configuration
+from tools.runtime_tracing.configurations import Configuration
 
 #: Seconds before the end of the whole drive within which nothing is started.
 LAST_START = 45.0

@@ -8,8 +8,6 @@ from flashinfer_trace import Definition
 from flashinfer_trace.kernels import launched_by
 from tools.runtime_tracing.recording import RecordedCall
 
-__all__ = ["same_experts", "sums_rows"]
-
 _MATMUL = "triton_kernels.matmul.matmul"
 #: Arguments of the launch -> inputs of the Definitions that it computes.
 _TAKEN = {

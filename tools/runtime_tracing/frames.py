@@ -13,6 +13,9 @@ from typing import NamedTuple
 #: Packages whose frames are kept; everything between them (torch, Triton, this tool) is left out.
 PACKAGES = ("sglang", "sgl_kernel", "flashinfer", "deep_gemm", "triton_kernels")
 
+#: Names of comprehensions, which have frames of their own before Python 3.12.
+COMPREHENSIONS = ("<listcomp>", "<dictcomp>", "<setcomp>")
+
 
 class Frame(NamedTuple):
     """One place of a stack.
@@ -20,12 +23,14 @@ class Frame(NamedTuple):
     Attributes:
         file: relative to the directory that holds the package, such as ``sglang/srt/models/llama.py``.
         line: 1-based line on which the call begins.
-        function: the enclosing function, as `kernel_tracing` writes it: ``Class.method``, ``outer.inner``.
+        function: the enclosing function: ``Class.method``, ``outer.inner``.
+        called: the last name of what the call names: ``q_proj`` of ``self.q_proj(x)``; "" if it is not known.
     """
 
     file: str
     line: int
     function: str
+    called: str = ""
 
 
 class RawFrame(NamedTuple):
@@ -46,11 +51,14 @@ def package_path(filename: str) -> str | None:
 def stack() -> tuple[RawFrame, ...]:
     """The frames of the running thread that belong to `PACKAGES`, the innermost first."""
     frames: list[RawFrame] = []
+    inside = False  # of a comprehension, whose frame stands for that of its function
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         if package_path(code.co_filename) is not None:
-            frames.append(RawFrame(code, frame.f_lasti, frame.f_lineno))
+            if not inside:
+                frames.append(RawFrame(code, frame.f_lasti, frame.f_lineno))
+            inside = code.co_name in COMPREHENSIONS
         frame = frame.f_back
     return tuple(frames)
 
@@ -58,9 +66,11 @@ def stack() -> tuple[RawFrame, ...]:
 def located(frame: RawFrame) -> Frame:
     """The frame as a place. The interpreter reports the line of a method's name; the line of the call is wanted."""
     code = frame.code
-    line = _starts(code.co_filename).get(_end(frame), frame.line)
+    line, called = _calls(code.co_filename).get(_end(frame), (frame.line, ""))
     function = getattr(code, "co_qualname", code.co_name).replace(".<locals>", "")
-    return Frame(package_path(code.co_filename) or code.co_filename, line, function)
+    for name in COMPREHENSIONS:
+        function = function.removesuffix(f".{name}")
+    return Frame(package_path(code.co_filename) or code.co_filename, line, function, called)
 
 
 def _end(frame: RawFrame) -> tuple[int, int]:
@@ -73,11 +83,25 @@ def _end(frame: RawFrame) -> tuple[int, int]:
 
 
 @functools.cache
-def _starts(filename: str) -> dict[tuple[int, int], int]:
-    """The end of each call in a file -> the line on which it begins. A file that cannot be read has none."""
+def _calls(filename: str) -> dict[tuple[int, int], tuple[int, str]]:
+    """The end of each call in a file -> the line on which it begins, and the last name of what it calls.
+
+    A file that cannot be read has none.
+    """
     try:
         tree = ast.parse(Path(filename).read_bytes())
     except (OSError, SyntaxError, ValueError):
         return {}
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    return {(node.end_lineno or 0, node.end_col_offset or 0): node.lineno for node in calls}
+    return {(node.end_lineno or 0, node.end_col_offset or 0): (node.lineno, called_name(node)) for node in calls}
+
+
+def called_name(call: ast.Call) -> str:
+    """The last name of what is called: `self.layers[i].mlp(x)` -> `mlp`, `experts[0](x)` -> `experts`."""
+    target: ast.AST = call.func
+    while not isinstance(target, (ast.Attribute, ast.Name)):
+        inner = getattr(target, "value", None) or getattr(target, "func", None)
+        if not isinstance(inner, ast.AST):
+            return ""
+        target = inner
+    return target.attr if isinstance(target, ast.Attribute) else target.id

@@ -87,8 +87,12 @@ class Evidence:
             self._found[like] = self._of(call, window)
         return self._found[like]
 
+    def definitions_of(self, call: RecordedCall) -> list[Definition]:
+        """The Definitions that have evidence from a call's kernel, of whatever sizes."""
+        return [one for key in _keys(call) for one in self._known.get(key, ())]
+
     def _of(self, call: RecordedCall, window: int | None) -> tuple[Standing, tuple[str, ...]]:
-        definitions = [one for key in _keys(call) for one in self._known.get(key, ())]
+        definitions = self.definitions_of(call)
         found = tuple(dict.fromkeys(one.name for one in definitions if computes(call, one, window)))
         if found:
             return Standing.VERIFIED, found
@@ -104,34 +108,34 @@ def computes(call: RecordedCall, definition: Definition, window: int | None = No
         return False
     if call.kernel.endswith(".moe_align_block_size"):
         arguments = _EXPERTS.sub(lambda count: f": {int(count[1]) - 1}", arguments)
-    settings = _settings(arguments)
+    chosen = settings(arguments)
     eps, unnamed = _eps_of(definition.reference), _UNNAMED_EPS.search(arguments)
-    given_eps = settings.get("eps", unnamed[1] if unnamed else None)
+    given_eps = chosen.get("eps", unnamed[1] if unnamed else None)
     if eps is not None and given_eps and float(given_eps) != eps:
         return False
     if _CACHES.search(arguments) and "v_cache" not in definition.inputs:
         return False
-    if settings.get("causal") == "False" and "causal" in definition.tags:
+    if chosen.get("causal") == "False" and "causal" in definition.tags:
         return False
     described = {**DESCRIBED, **dict(setting for part, setting in NAMED.items() if part in definition.name)}
-    if any(settings.get(name, value) != value for name, value in described.items()):
+    if any(chosen.get(name, value) != value for name, value in described.items()):
         return False
-    if "out_dtype" in settings and settings["out_dtype"] not in {one.dtype for one in definition.outputs.values()}:
+    if "out_dtype" in chosen and chosen["out_dtype"] not in {one.dtype for one in definition.outputs.values()}:
         return False
     const = definition.const_axes
-    if any(settings[name].isdigit() and int(settings[name]) != const[name] for name in const.keys() & settings.keys()):
+    if any(chosen[name].isdigit() and int(chosen[name]) != const[name] for name in const.keys() & chosen.keys()):
         return False
     if not _same_codes(call, definition) or not _same_tables(call, definition):
         return False
     only_output = merges_parts(call) or sums_rows(call)
     taken = [definition.outputs["output"]] if only_output else read_inputs(call, definition.inputs)
     given = tensors(call.arguments)
-    inputs = [one for one in taken if _is_sized(one, const, given)]
+    inputs = [one for one in taken if is_sized(one, const, given)]
     # A size that no input has, such as the number of chosen experts, is one of an output, or a number.
     named = {axis for one in inputs for axis in one.shape or ()}
     named |= {name for name in const for rule in definition.constraints if rule.startswith(f"{name} ==")}
-    numbers = _numbers(call.arguments, arguments)
-    found = {name for name, value in const.items() if name in named | SETTING_AXES or value in numbers}
+    among = numbers(call.arguments, arguments)
+    found = {name for name, value in const.items() if name in named | SETTING_AXES or value in among}
     if not only_output and not const.keys() <= found | _determined(definition, found):
         return False
     codes = next((one.dtype for one in inputs if one.dtype.startswith("float8")), None)
@@ -149,15 +153,15 @@ def _eps_of(reference: str) -> float | None:
 
 
 @functools.cache
-def _settings(arguments: str) -> Mapping[str, str]:
+def settings(arguments: str) -> Mapping[str, str]:
     """Names and plain values among recorded arguments."""
     return dict(_SETTING.findall(arguments))
 
 
 @functools.cache
-def _numbers(given: str, arguments: str) -> Set[int]:
+def numbers(given: str, meant: str = "") -> Set[int]:
     """1, the sizes of tensors among the arguments as recorded, and the whole numbers among those as they are meant."""
-    return {1, *(size for _, shape in tensors(given) for size in shape), *map(int, _INTEGER.findall(arguments))}
+    return {1, *(size for _, shape in tensors(given) for size in shape), *map(int, _INTEGER.findall(meant or given))}
 
 
 @functools.cache
@@ -208,7 +212,7 @@ def _is_code(dtype: str) -> bool:
     return dtype == "int8" or dtype.startswith("float8")
 
 
-def _is_sized(tensor: TensorSpec, const: Mapping[str, int], given: Sequence[tuple[str, Shape]]) -> bool:
+def is_sized(tensor: TensorSpec, const: Mapping[str, int], given: Sequence[tuple[str, Shape]]) -> bool:
     """Whether it is a tensor of numbers with at least one constant size: no index, which a plan may have taken.
 
     Packed codes, which Definitions have in int8 and calls in another dtype, are none either.
@@ -227,7 +231,7 @@ def _assigned(
 ) -> bool:
     """Whether each input can be given a tensor with its dtype and sizes, in the order of both.
 
-    `codes` is the dtype of quantised weights, if there are any. An operation that has them may quantise its activations
+    `codes` is the dtype of quantized weights, if there are any. An operation that has them may quantize its activations
     itself: its kernel is then given codes where the Definition has bfloat16.
     """
     if not inputs:

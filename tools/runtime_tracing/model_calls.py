@@ -23,8 +23,6 @@ from tools.runtime_tracing.expert_calls import sums_rows
 from tools.runtime_tracing.matching import Evidence
 from tools.runtime_tracing.recording import RecordedCall, Recording
 
-__all__ = ["called", "documents", "models_of"]
-
 #: Constants of a model in which its runs may differ: which layers there are, and the class that runs it. The format of
 #: the weights is compared apart.
 OTHERWISE = {"architectures", "first_k_dense_replace", "layer_types", "quantization_config"}
@@ -71,7 +69,7 @@ def models_of(run: Recording, models: Mapping[str, Mapping[str, Any]]) -> tuple[
     for name, model in models.items():
         if plain_name(name) == plain_name(run.document["model"]):
             own = model["config"]
-            published = {_format(one) for one in (own, *model.get("quantised", ()))}
+            published = {_format(one) for one in (own, *model.get("quantized", ()))}
             given = run.document["server"].get("quantization", _format(config))
             if given not in published:
                 return ()
@@ -82,7 +80,7 @@ def models_of(run: Recording, models: Mapping[str, Mapping[str, Any]]) -> tuple[
 
 
 def _format(config: Mapping[str, Any]) -> str:
-    """How weights are quantised; "" if they are not."""
+    """How weights are quantized; "" if they are not."""
     return str((config.get("quantization_config") or {}).get("quant_method", ""))
 
 

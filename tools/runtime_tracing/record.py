@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tools.kernel_tracing.configuration.listed import Configuration
 from tools.runtime_tracing import recording, sglang_runner
+from tools.runtime_tracing.configurations import Configuration
 
 #: Seconds that a rank has, after another one failed, to fail as well and to say why.
 LAST_WORDS = 5.0
@@ -36,7 +36,7 @@ def check_packages() -> None:
     """
     missing = [name for name in REQUIRED if importlib.util.find_spec(name) is None]
     if missing:
-        instead = "docs/runtime_tracing.md says what to install; --compare reads recorded runs and needs none of it"
+        instead = "docs/runtime_tracing.md says what to install; tools.trace reads recorded runs and needs none of it"
         raise recording.RecordingError(f"recording needs {', '.join(missing)}, which cannot be imported; {instead}")
 
 

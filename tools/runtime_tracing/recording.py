@@ -25,7 +25,10 @@ COMMUNICATING = ("ncclDevKernel_", "sglang::cross_device_reduce")
 #: How the profiler calls a copy.
 COPY = "Memcpy"
 SCHEMA = "../../schema/runtime_trace.schema.json"
-_JIT = "sglang/jit_kernel/"
+#: Where SGLang keeps kernels, as a library would: up to 0.5.14, and since.
+_JIT = ("sglang/jit_kernel/", "sglang/kernels/ops/", "sglang/kernels/jit/")
+#: What SGLang puts between its kernels and their callers since 0.5.15: operators, and the choice between variants.
+_GLUE = ("sglang/srt/utils/custom_op.py", "sglang/kernels/fused_op.py", "sglang/kernels/kernel_api_logging.py")
 #: The tables of a document; its calls refer to them by index.
 TABLES = ("files", "frames", "stacks", "kernels", "arguments", "cuda_kernels")
 #: What is spread over lines, one item a line.
@@ -172,15 +175,25 @@ def _recorded(
 ) -> RecordedCall:
     stack = tuple(frames.located(frame) for frame in call.stack)
     library, kernel = call.library, _path(call)
-    entered = 0  # frames of sglang.jit_kernel: the outermost of them is the kernel that SGLang calls
-    while entered < len(stack) and stack[entered].file.startswith(_JIT):
-        entered += 1
+    entered = _entered(stack)
     if entered and entered < len(stack) and library != "torch":
         last = stack[entered - 1]
         through = (kernel, *through)
-        library, kernel = "jit", f"{last.file.removesuffix('.py').replace('/', '.')}.{last.function}"
+        module = last.file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        library, kernel = "jit", f"{module}.{last.function}"
         stack = stack[entered:]
     return RecordedCall(phase, library, kernel, stack, call.arguments, call.count, through, tuple(launches))
+
+
+def _entered(stack: Sequence[frames.Frame]) -> int:
+    """How many frames are inside of SGLang's own kernels: the outermost of them is the kernel that SGLang calls."""
+    entered = 0
+    for index, frame in enumerate(stack):
+        if frame.file.startswith(_JIT):
+            entered = index + 1
+        elif frame.file not in _GLUE or not stack[0].file.startswith("sglang/kernels/"):
+            break
+    return entered
 
 
 @functools.cache
@@ -227,8 +240,8 @@ def write(path: Path, about: Mapping[str, Any], calls: Sequence[RecordedCall]) -
 
 def _row(call: RecordedCall, tables: Mapping[str, _Table]) -> list[Any]:
     node = -1
-    for file, line, function in reversed(call.stack):
-        frame = tables["frames"].index((tables["files"].index(file), line, function))
+    for file, *place in reversed(call.stack):
+        frame = tables["frames"].index((tables["files"].index(file), *place))
         node = tables["stacks"].index((frame, node))
     kernel = tables["kernels"].index((call.library, call.kernel, *call.through))
     launches = [
@@ -253,9 +266,37 @@ def read(path: Path) -> Recording:
         document = json_source.load_object(path, json_source.TRACES)
         if document["sha256"] != content_sha256(document, "$schema", "sha256"):
             raise ValueError("its sha256 is of another content: it was edited")
+        _check(document)
         return Recording(document, tuple(_calls(document)))
     except (json_source.JsonSourceError, KeyError, IndexError, TypeError, ValueError) as error:
         raise RecordingError(f"{path}: {error!r}; record it again: python -m tools.runtime_tracing") from None
+
+
+def _check(document: Mapping[str, Any]) -> None:
+    """Checks the types of what describes a run and of its tables.
+
+    Raises:
+        TypeError, KeyError: a value has another type, or is missing.
+    """
+    json_values.strings([document["configuration"], document["model"]])
+    json_values.strings(document["stand_ins"])
+    for name in ("environment", "versions"):
+        json_values.strings([*document[name].values()])
+    for name in ("server", "resolved", "model_config"):
+        if not isinstance(document[name], dict):
+            raise TypeError(f"{name} is not an object")
+    json_values.strings(document["model_config"]["architectures"])
+    if not document["model_config"]["architectures"] or "sglang" not in document["versions"]:
+        raise KeyError("architectures, or versions.sglang")
+    window = document["model_config"].get("sliding_window")
+    if not (window is None or type(window) is int):
+        raise TypeError("model_config.sliding_window is not an integer")
+    for name in ("files", "arguments", "cuda_kernels"):
+        json_values.strings(document[name])
+    for _, line, *texts in document["frames"]:
+        json_values.strings(texts)
+        if type(line) is not int or len(texts) != 2:
+            raise TypeError(f"frames: [{line!r}, ...] is not file, line, function and what is called")
 
 
 def read_all(directory: Path) -> list[Recording]:
@@ -264,13 +305,17 @@ def read_all(directory: Path) -> list[Recording]:
 
 
 def _calls(document: Mapping[str, Any]) -> Iterator[RecordedCall]:
-    places = [frames.Frame(document["files"][file], line, name) for file, line, name in document["frames"]]
+    places = [frames.Frame(document["files"][file], *place) for file, *place in document["frames"]]
     stacks: list[tuple[frames.Frame, ...]] = []
     for frame, rest in document["stacks"]:
         stacks.append((places[frame], *(stacks[rest] if rest >= 0 else ())))
     names = document["cuda_kernels"]
     for phase, kernel, stack, arguments, count, launches in document["calls"]:
         library, path, *through = json_values.strings(document["kernels"][kernel])
+        json_values.strings([phase])
+        for _, layer, *figures in launches:
+            if not (layer is None or type(layer) is int) or not all(type(one) in (int, float) for one in figures):
+                raise TypeError(f"calls: {figures!r} are not how many ran, and how long")
         yield RecordedCall(
             phase=phase,
             library=library,

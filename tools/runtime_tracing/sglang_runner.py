@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
+import importlib
 import importlib.metadata
 import json
 import os
@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tools.kernel_tracing.configuration.listed import Configuration
-from tools.runtime_tracing import stand_ins, timeline
-from tools.runtime_tracing.batch import Batch
+from tools.runtime_tracing import serving, stand_ins, timeline
 from tools.runtime_tracing.call_log import CallLog
+from tools.runtime_tracing.configurations import Configuration
 from tools.runtime_tracing.wrapping import Wrapping, torch_functions
 
 #: How often each phase is profiled. The fastest repetition is kept: other processes may use the GPU at the same time.
@@ -49,6 +48,11 @@ SERVER = {
     "log_level": "warning",
     "device": "cuda",
 }
+#: Where ``load_jit`` is: since 0.5.15, and before.
+JIT_MODULES = (
+    *("sglang.kernels.jit.utils.compile.loader", "sglang.kernels.jit.utils.compile", "sglang.kernels.jit.utils"),
+    "sglang.jit_kernel.utils",
+)
 #: Environment variables that must be set before anything is imported.
 ENVIRONMENT = {
     "TORCH_COMPILE_DISABLE": "1",
@@ -109,9 +113,9 @@ def run(configuration: Configuration, outcome: Outcome, rank: int, port: int) ->
     _follow_layers(runner.model, len(configuration.model.layers), outcome.log)
     _spread_weights(runner.model)
     outcome.reached = "warm-up"
-    batch = Batch(runner, configuration)
+    batch = serving.Batch(runner, configuration.prompts)
     batch.warm_up()
-    _profile(batch, outcome, rank)
+    _profile(batch, configuration, outcome, rank)
     outcome.reached = "end"
 
 
@@ -125,14 +129,13 @@ def _wrap(wrapping: Wrapping) -> None:
 
 
 def _load_compiled(found: Callable[[Any, str], Any]) -> None:
-    """Makes SGLang load the modules of `sglang.jit_kernel` that were compiled beforehand, on every rank.
+    """Makes SGLang load the modules of its kernels that were compiled beforehand, on every rank.
 
     Args:
         found: is given each module and its name, and returns what SGLang uses.
     """
-    from sglang.jit_kernel import utils
-
-    real = utils.load_jit
+    modules = jit_modules()
+    real = modules[0].load_jit
     prebuilt = Path(os.environ.get("RUNTIME_TRACING_JIT", "/nonexistent"))
 
     def load_jit(*args: Any, **kwargs: Any) -> Any:
@@ -144,47 +147,44 @@ def _load_compiled(found: Callable[[Any, str], Any]) -> None:
         print(f"compiling {name}", flush=True)
         return found(real(*args, **kwargs), name)
 
-    utils.load_jit = load_jit
+    for module in modules:
+        module.load_jit = load_jit
+
+
+def jit_modules() -> list[Any]:
+    """The modules of SGLang that hold the function by which its kernels are compiled at first use."""
+    found: list[Any] = []
+    for name in JIT_MODULES:
+        try:
+            found.append(importlib.import_module(name))
+        except ModuleNotFoundError as error:
+            if not name.startswith(error.name or "?"):
+                raise
+    return found
 
 
 def _runner(directory: str, arguments: Mapping[str, Any], outcome: Outcome, rank: int, port: int) -> Any:
     """SGLang's ModelRunner, with random weights for the ``config.json`` of a directory."""
     import torch
-    from sglang.srt.configs.model_config import ModelConfig
-    from sglang.srt.layers.moe import initialize_moe_config
-    from sglang.srt.layers.quantization.fp4_utils import initialize_fp4_gemm_config
-    from sglang.srt.layers.quantization.fp8_utils import initialize_fp8_gemm_config
-    from sglang.srt.model_executor import cuda_graph_runner
-    from sglang.srt.model_executor.model_runner import ModelRunner
-    from sglang.srt.server_args import ServerArgs
 
     for name in DISTRIBUTIONS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             outcome.versions[name] = importlib.metadata.version(name)
     outcome.versions["gpu"] = torch.cuda.get_device_name()
     outcome.reached = "server arguments"
-    known = {one.name for one in dataclasses.fields(ServerArgs)}
-    settings = {key: value for key, value in SERVER.items() if key in known}
-    server = ServerArgs(model_path=directory, **{**settings, **arguments})
-    outcome.resolved = {key: getattr(server, key) for key in RESOLVED if getattr(server, key, None) is not None}
-    for initialize in (initialize_moe_config, initialize_fp8_gemm_config, initialize_fp4_gemm_config):
-        initialize(server)
+    server = serving.server_arguments(directory, SERVER, arguments)
+    outcome.resolved = resolved(server)
     outcome.reached = "load"
-    graphs = cuda_graph_runner.CudaGraphRunner
+    graphs = serving.graph_runner()
     graphs.capture = _in_phase(graphs.capture, outcome, "capture")
-    return ModelRunner(
-        model_config=ModelConfig.from_server_args(server),
-        mem_fraction_static=server.mem_fraction_static,
-        gpu_id=rank,
-        tp_rank=rank,
-        tp_size=server.tp_size,
-        moe_ep_rank=rank // (server.tp_size // server.ep_size),
-        moe_ep_size=server.ep_size,
-        pp_rank=0,
-        pp_size=1,
-        nccl_port=port,
-        server_args=server,
-    )
+    return serving.model_runner(server, rank, port)
+
+
+def resolved(server: Any) -> dict[str, Any]:
+    """`RESOLVED`, as SGLang computed it."""
+    view = getattr(serving.bench(), "resolving_view", lambda given: given)(server)  # since 0.5.15, values are elsewhere
+    found = {name: getattr(view, name, None) for name in RESOLVED}
+    return {name: value for name, value in found.items() if isinstance(value, (str, int, bool))}
 
 
 def _in_phase(function: Callable[..., Any], outcome: Outcome, phase: str) -> Callable[..., Any]:
@@ -242,8 +242,8 @@ def _spread_weights(model: Any) -> None:
             weight.data.normal_(std=0.02)
 
 
-def _profile(batch: Batch, outcome: Outcome, rank: int) -> None:
-    for phase, prepare, step in batch.phases():
+def _profile(batch: serving.Batch, configuration: Configuration, outcome: Outcome, rank: int) -> None:
+    for phase, prepare, step in batch.phases(configuration.phases):
         outcome.reached = phase
         found: dict[str, list[timeline.Launch]] = {}
         for repetition in range(-1, REPETITIONS):  # the first one warms up
@@ -252,17 +252,20 @@ def _profile(batch: Batch, outcome: Outcome, rank: int) -> None:
                 step()
                 batch.wait()
             else:
-                found[f"{phase} {repetition}"] = _profiled(f"{phase} {repetition}", step, batch, outcome.log)
+                name = f"{phase} {repetition}"
+                found[name] = _profiled(name, step, batch, outcome.log, configuration.gpus)
         if found:
             best = min(found, key=lambda name: sum(launch.microseconds for launch in found[name]))
             outcome.phases[best], outcome.launches[phase] = phase, found[best]
 
 
-def _profiled(phase: str, step: Callable[[], None], batch: Batch, log: CallLog) -> list[timeline.Launch]:
+def _profiled(
+    phase: str, step: Callable[[], None], batch: serving.Batch, log: CallLog, gpus: int
+) -> list[timeline.Launch]:
     import torch
 
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with _alone(batch.configuration.gpus), torch.profiler.profile(activities=activities) as profiler:
+    with _alone(gpus), torch.profiler.profile(activities=activities) as profiler:
         log.phase, log.marker = phase, torch._C._profiler._RecordFunctionFast
         try:
             with torch_functions(log):

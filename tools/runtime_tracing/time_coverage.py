@@ -31,7 +31,7 @@ the output, a cap of the logits, a window, which features are rotated together, 
 whether top-k comes before top-p, and numbers that a call names as the Definition names an axis (`block_size`). A tag
 that names a kernel without evidence from it does not count. For products of two bfloat16 matrices the kernel is
 `torch.matmul` (cuBLAS); products with a bias, of float32 matrices and of batches are other functions. A Definition that
-quantises its activations itself also covers the product that its kernel launches with the quantised ones. The window of
+quantizes its activations itself also covers the product that its kernel launches with the quantized ones. The window of
 a Triton kernel is that of the model, because the call does not say it; a cache may have any size and dtype if the call
 reads nothing from it; launches that only merge or sum what another launch computed count by the sizes of their outputs.
 Norms, routers, a rotary embedding and samplers that SGLang computes step by step in PyTorch count as one call of their

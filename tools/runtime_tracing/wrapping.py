@@ -108,7 +108,7 @@ class Wrapping:
         def logged_run(kernel: Any, *args: Any, **kwargs: Any) -> Any:
             if kwargs.get("warmup") or _compiling():
                 return run(kernel, *args, **kwargs)
-            # A specialised kernel of triton_kernels has a name of its own, but the qualified name of its template.
+            # A specialized kernel of triton_kernels has a name of its own, but the qualified name of its template.
             path = f"{getattr(kernel.fn, '__module__', '?')}.{getattr(kernel.fn, '__name__', kernel.fn)}"
             names = tuple(kernel.arg_names)
             given = {name: value for name, value in kwargs.items() if name in names}
@@ -192,7 +192,7 @@ def _operator_names(operator: Any) -> tuple[str, ...]:
 
 def _modules(package: str) -> list[types.ModuleType]:
     found = [module for name, module in list(sys.modules.items()) if f"{name}.".startswith(f"{package}.")]
-    return [module for module in found if module is not None]
+    return [module for module in found if hasattr(module, "__dict__")]
 
 
 def _compiling() -> bool:

@@ -133,13 +133,6 @@ def next_steps(root: Path, family: str, op_type: str, files: list[Path], name: s
         inside = path.parent.name == op_type
         existing = f"{path.parent}/" if inside else f"{path.parent / op_type}.py"
         steps.append(f"{path} is found automatically: it may import from {existing}, which must not import it")
-    recipes = Path("tools", "extract_definitions", "recipes")
-    existing_recipes = sorted(one.name for one in (root / recipes).glob(f"{op_type}*.py"))
-    recipe = (
-        f"add the family to a recipe of {recipes} ({', '.join(existing_recipes)})"
-        if existing_recipes
-        else f"write the recipe {recipes / op_type}.py, and add it to RECIPES in __init__.py there"
-    )
     steps += [
         "in the entry of the family in schema/naming.json, name the stages "
         '("tags": ["stage:prefill", "stage:decode"], or one of them)',
@@ -150,7 +143,7 @@ def next_steps(root: Path, family: str, op_type: str, files: list[Path], name: s
         f"add the cost of {family} to flashinfer_trace/judging/costs/, then: pytest tests/costs -k {family}",
         f"python -m tools.record_workloads {name} && pytest tests/traffic",
         f"remove its kernels from not_yet in {LISTED}, if it lists any",
-        f"only if a model in models/ calls it: {recipe}",
+        "only if a model in models/ calls it: name it in models/needs/<model>.json, under the op that does",
         "flashinfer-trace sync",
     ]
     return steps

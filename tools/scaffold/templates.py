@@ -87,7 +87,7 @@ def record(family: str, op_type: str, contract: Contract) -> str:
 
 
 def _twin(contract: Contract) -> dict[str, int]:
-    """Small values of the const axes, which fulfil the constraints."""
+    """Small values of the const axes, which fulfill the constraints."""
     twin: dict[str, int] = {}
     for axis, value in contract.const_axes.items():
         factor, base = contract.derived.get(axis, (1, ""))

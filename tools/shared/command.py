@@ -7,8 +7,6 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-__all__ = ["INTERRUPTED", "end_with", "names_its_cause"]
-
 #: Exit status after an interrupt, as of a shell.
 INTERRUPTED = 130
 

@@ -10,8 +10,6 @@ from flashinfer_trace.families import FamilyError, all_families, module_of
 from flashinfer_trace.harness.family import Family, Kernel
 from flashinfer_trace.kernels.table import capability_range
 
-__all__ = ["capabilities", "usable_families"]
-
 
 def usable_families(names: Sequence[str] = ()) -> dict[str, Family]:
     """Every record, by the name of its family.

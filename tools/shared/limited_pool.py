@@ -12,8 +12,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Ended", "default_processes", "limit_memory", "outcomes"]
-
 
 @dataclass(frozen=True)
 class Ended:

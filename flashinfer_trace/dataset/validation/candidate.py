@@ -10,15 +10,13 @@ from typing import Any
 
 from flashinfer_trace.format.definition import Definition, InputError
 
-__all__ = ["Candidate", "Tensor", "is_identifier"]
-
 #: Most entries of one section, as in schema/definition.schema.json.
 MAX_ENTRIES = 64
 INTEGER_DTYPES = frozenset({"int64", "int32", "int16", "int8"})
 
 
 def is_identifier(name: str) -> bool:
-    """Whether Python takes `name` as a variable (ASCII only, so that it is the same text everywhere)."""
+    """Whether Python takes `name` as a variable (ASCII only, so it is the same text everywhere)."""
     return name.isascii() and name.isidentifier() and not keyword.iskeyword(name)
 
 

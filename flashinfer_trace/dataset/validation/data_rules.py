@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import itertools
-import json
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -15,11 +14,9 @@ from flashinfer_trace.dataset.digests import lengths_sha256
 from flashinfer_trace.dataset.validation.problems import Findings, pointer_of, quote
 from flashinfer_trace.dataset.validation.schemas import check_schema
 from flashinfer_trace.format.definition import Definition, InputError
-from flashinfer_trace.format.files import UnreadableFile, read_bytes
+from flashinfer_trace.format.files import read_bytes
 from flashinfer_trace.format.json_source import TRACES, JsonSourceError, load_object
 from flashinfer_trace.kernels import TABLE
-
-__all__ = ["DATA", "check_claims_file", "check_names", "check_traffic", "check_workloads", "traffic_names"]
 
 #: Data files that a dataset may have -> their schema. Those that it must have are checked with the conventions.
 DATA = {
@@ -30,6 +27,7 @@ DATA = {
     "schema/compatibility.json": "compatibility",
     "schema/equivalent_code.json": "equivalent_code",
     "schema/flashinfer_bench.json": "flashinfer_bench",
+    "schema/flashinfer_dumps.json": "flashinfer_dumps",
     "schema/gpus.json": "gpus",
     "traces/kernels_without_definition.json": "kernels_without_definition",
 }
@@ -78,18 +76,15 @@ def check_claims_file(data: Mapping[str, Any], names: Collection[str], root: Pat
                 message, hint = f"no Definition has the name {quote(name)}", _closest(name, names)
                 findings.add("dataset-claim", message, hint, pointer_of("claims", index, "definitions", place))
         kernel = claim.get("kernel")
-        if kernel is not None and kernel not in named and not _is_traced(root, kernel):
-            message = f"neither the table of kernels nor traces/kernel_traces.json has the kernel {quote(kernel)}"
+        if kernel is not None and kernel not in named and not _is_called(root, kernel):
+            message = f"neither the table of kernels nor models/needs/ has the kernel {quote(kernel)}"
             findings.add("dataset-claim", message, _closest(kernel, named), pointer_of("claims", index, "kernel"))
 
 
-def _is_traced(root: Path, kernel: str) -> bool:
-    """Whether traces have the kernel, or are missing, as in a wheel; looked for as text, because they are long."""
-    try:
-        text = read_bytes(root / "traces" / "kernel_traces.json", TRACES.bytes)
-    except UnreadableFile:
-        return True
-    return f'"name": {json.dumps(kernel)}'.encode() in text
+def _is_called(root: Path, kernel: str) -> bool:
+    """Whether recorded runs of a model call the kernel; looked for as text."""
+    called = f':{kernel}"'.encode()
+    return any(called in read_bytes(path, TRACES.bytes) for path in sorted((root / "models" / "needs").glob("*.json")))
 
 
 def _plain(text: str) -> str:

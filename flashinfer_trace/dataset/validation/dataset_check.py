@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -51,11 +51,13 @@ from flashinfer_trace.format.roots import is_private
 from flashinfer_trace.kernels import family_kernels, kernels_of
 from flashinfer_trace.kernels.table import KernelFacts
 
-__all__ = ["validate_paths"]
-
 
 def validate_paths(
-    paths: Sequence[Path], root: Path, contents: Mapping[Path, str] | None = None, release: bool = False
+    paths: Sequence[Path],
+    root: Path,
+    contents: Mapping[Path, str] | None = None,
+    release: bool = False,
+    advance: Callable[[str], None] = lambda name: None,
 ) -> Result:
     """Checks Definitions and evidence files and reports every problem at once.
 
@@ -68,6 +70,7 @@ def validate_paths(
 
         contents: text that is checked instead of what a file holds: what somebody is about to write.
         release: evidence that older code of the harness or of a family judged is a problem too.
+        advance: is called with the name of each file that is about to be checked.
 
     Returns:
         Number of Definitions that were checked (and of evidence files among `paths`), and the problems in order of file
@@ -76,7 +79,7 @@ def validate_paths(
     check = _DatasetCheck(root, contents or {}, release)
     for path in paths or [root]:
         check.add(Path(path))
-    return check.run()
+    return check.run(advance)
 
 
 class _DatasetCheck:
@@ -126,9 +129,10 @@ class _DatasetCheck:
     def _queue(self, path: Path, queue: dict[Path, None]) -> None:
         queue.update(dict.fromkeys(self.files.json_files(path, self.findings_of)))
 
-    def run(self) -> Result:
+    def run(self, advance: Callable[[str], None]) -> Result:
         """Checks everything that was queued."""
         for path in self.definition_paths:
+            advance(path.stem)
             self._check_definition(path)
         for path in (*self.evidence_paths, *self.context_paths):
             if path.parent == self.files.runs:
@@ -350,7 +354,7 @@ class _DatasetCheck:
 
     @cached_property
     def model_claims(self) -> ModelClaims | None:
-        """What models/ says of models; None if there is nothing, or (and one problem) if it is unusable."""
+        """The claims of models/; None if it has none, or (and one problem) if it is unusable."""
         try:
             return load_model_claims(self.root)
         except ModelClaimsError as error:

@@ -17,19 +17,6 @@ from flashinfer_trace.dataset.validation.problems import Findings, pointer_of, q
 from flashinfer_trace.format.constraints import Constraint, ConstraintSyntaxError, ConstraintValueError, parse
 from flashinfer_trace.format.naming import NamePattern, Naming, NamingError, TagNamespace, derive_name, family_name
 
-__all__ = [
-    "SIBLINGS",
-    "Contract",
-    "check_axes",
-    "check_constraints",
-    "check_contract",
-    "check_descriptions",
-    "check_identifiers",
-    "check_name",
-    "check_tags",
-    "contract_of",
-]
-
 #: Names that a parameter of run() would hide from the reference.
 RESERVED = frozenset({"torch", "math", "run"})
 #: What `python -m tools.scaffold` leaves to be written.

@@ -16,8 +16,6 @@ from flashinfer_trace.dataset.validation.schemas import check_schema
 from flashinfer_trace.format.json_source import JsonSourceError
 from flashinfer_trace.kernels.table import KernelFacts
 
-__all__ = ["check_evidence_file", "check_machines", "check_orphan", "check_run_file", "check_verified"]
-
 #: Most objections to the evidence of one Definition that are reported.
 MAX_OBJECTIONS = 10
 _RECORD = "record it again; do not edit it by hand"

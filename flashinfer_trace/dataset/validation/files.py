@@ -10,8 +10,6 @@ from pathlib import Path
 
 from flashinfer_trace.dataset.validation.problems import Findings
 
-__all__ = ["DatasetFiles"]
-
 
 class DatasetFiles:
     """The files under one dataset root.

@@ -1,7 +1,7 @@
 """Rules on the machine that a run of evidence names: facts that are of no one machine, and one that stands out.
 
-Of the lines of evidence, only their run says when they were recorded and on which machine. So a line counts at the time
-when its run began, and for the lines of that very moment it is before and after them.
+A line of evidence names its run, which says when and on which machine it was recorded. Lines of the same moment count
+as both before and after each other.
 """
 
 from __future__ import annotations
@@ -20,15 +20,13 @@ from flashinfer_trace.format.json_source import load_object
 from flashinfer_trace.format.roots import shared
 from flashinfer_trace.kernels.stacks import BEFORE
 
-__all__ = ["OLDEST", "Known", "Line", "known_facts", "odd_ones"]
-
 #: Oldest versions that pyproject.toml allows: an older one cannot have run the harness.
 OLDEST = {"hypothesis": "6.135", "python": "3.10", "torch": "2.8"}
 #: Builds of torch that use no NVIDIA GPU, by how their local version begins.
 _NOT_CUDA = ("cpu", "rocm", "xpu")
 #: A value that no other line has stands out if so many lines before it and after it, all at most so far away, agree on
 #: another one. After an upgrade no line has the old value, so that a new value is never between lines of the old one.
-NEIGHBOURS, NEAR = 20, timedelta(hours=1)
+NEIGHBORS, NEAR = 20, timedelta(hours=1)
 
 Place = tuple[str, ...]
 GPU_NAME: Place = ("gpu", "name")
@@ -36,7 +34,7 @@ CAPABILITY: Place = ("gpu", "compute_capability")
 
 
 class Known(NamedTuple):
-    """What the data beside the evidence says of machines.
+    """The machines that data next to the evidence knows.
 
     Attributes:
         capabilities: GPU, as CUDA names it -> its compute capability (schema/gpus.json).
@@ -62,7 +60,7 @@ class Known(NamedTuple):
 
 
 def _builds(run: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:
-    """What the build of torch contradicts."""
+    """Finds what the build of torch contradicts."""
     torch, cuda = run["torch"], run["cuda"]
     public, _, local = torch.partition("+")
     build = local.removeprefix("cu")
@@ -78,13 +76,13 @@ def _builds(run: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:
 
 
 def _numbers(version: str) -> list[int]:
-    """The numbers of a release, by which versions are compared; what follows them (rc1, +cu130) does not count."""
+    """The numbers of a release, for comparing versions; what follows them (rc1, +cu130) does not count."""
     release = re.match(r"\d{1,9}(?:\.\d{1,9})*", version)
     return [int(number) for number in release.group().split(".")] if release else []
 
 
 def known_facts(root: Path) -> Known:
-    """What the dataset at `root` says of machines; nothing of what it lacks.
+    """The machines that the dataset at `root` knows.
 
     Raises:
         JsonSourceError, KeyError, TypeError, AttributeError: schema/gpus.json is.
@@ -150,9 +148,9 @@ def _standing_out(place: Place, lines: Sequence[Line], runs: Mapping[str, _Facts
         if counts[value] > 1:
             continue
         others = [runs[one.run] for one in lines if one is not line]
-        before = [one for one in others if own - NEAR <= one.started <= own][-NEIGHBOURS:]
-        after = [one for one in others if own <= one.started <= own + NEAR][:NEIGHBOURS]
+        before = [one for one in others if own - NEAR <= one.started <= own][-NEIGHBORS:]
+        after = [one for one in others if own <= one.started <= own + NEAR][:NEIGHBORS]
         values = {one.facts[place] for one in (*before, *after)}
-        if len(values) == 1 and len(before) == len(after) == NEIGHBOURS:
+        if len(values) == 1 and len(before) == len(after) == NEIGHBORS:
             found, usual = (quote(one) if one else "missing" for one in (value, values.pop()))
             yield line, f"{place[-1]} of its run is {found}, but {usual} in all lines just before and after it"

@@ -13,8 +13,6 @@ from flashinfer_trace.dataset.model_claims import ModelClaims
 from flashinfer_trace.dataset.validation.candidate import Candidate
 from flashinfer_trace.dataset.validation.problems import Findings, pointer_of, quote
 
-__all__ = ["check_models", "check_numbers", "untagged_models", "untagged_sizes"]
-
 #: Integers of two digits or more, and not a part of a word, a decimal number or a version.
 _NUMBER = re.compile(r"(?<![\w.,^-])\d{2,}(?![\w^]|[.,]\d)")
 #: Commas between thousands, which `_NUMBER` would take for a list or the end of a clause.
@@ -249,7 +247,7 @@ def expected_phrases(sizes: Mapping[str, int]) -> Iterator[tuple[re.Pattern[str]
 
 @functools.cache
 def _parts_of_phrases() -> list[tuple[re.Pattern[str], list[tuple[str, str, str, str | int]]]]:
-    """Each phrase with its axes: as they are written, and taken apart; what is no expression takes 0 away."""
+    """Each phrase with its axes: as they are written, and taken apart; anything but an expression takes 0 away."""
     found = []
     for phrase, axes in _phrases().items():
         parts = [(axis, *f"{axis} - 0".split(" ")[:3]) for axis in axes]

@@ -1,4 +1,4 @@
-"""What the validator reports: problems, their rules, and how both are shown."""
+"""The reports of the validator: problems, their rules, and how both are shown."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from flashinfer_trace.format.json_source import JsonDocument, escape_pointer
-
-__all__ = ["RULES", "Findings", "Problem", "Result", "format_json", "format_text", "pointer_of", "quote", "quote_tag"]
 
 #: Every rule: its stable id and what it demands. `Findings.add` refuses ids that are not here.
 RULES: dict[str, str] = {
@@ -130,7 +128,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Result:
-    """What `validate_paths` found.
+    """The result of `validate_paths`.
 
     Attributes:
         checked: number of Definitions that were checked, and of evidence files where those were asked for.
@@ -151,7 +149,7 @@ class Findings:
 
     @property
     def problems(self) -> list[Problem]:
-        """What was found so far."""
+        """The problems so far."""
         return list(self._problems)
 
     def add(self, rule: str, message: str, hint: str = "", pointer: str = "", line: int | None = None) -> None:
@@ -186,7 +184,7 @@ def quote(value: object, longest: int = 60) -> str:
 
 
 def quote_tag(tag: str) -> str:
-    """A tag, quoted as JSON and whole, so that it can be copied; `Candidate.tags` leaves out longer ones."""
+    """A tag, quoted as JSON and whole, so it can be copied; `Candidate.tags` leaves out longer ones."""
     return quote(tag, 220)
 
 

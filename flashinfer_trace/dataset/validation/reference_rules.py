@@ -16,15 +16,6 @@ from flashinfer_trace.dataset.validation.problems import Findings, quote
 from flashinfer_trace.format.allow_list import static
 from flashinfer_trace.format.naming import NamePattern
 
-__all__ = [
-    "Reference",
-    "ReferenceMemo",
-    "check_constant_values",
-    "check_reference",
-    "check_rendering",
-    "parse_reference",
-]
-
 #: Most problems of one rule in one reference: the first ones tell what is wrong.
 MAX_OF_ONE_RULE = 20
 
@@ -90,7 +81,7 @@ def parse_reference(candidate: Candidate, report: Findings) -> Reference | None:
 
 
 def _depth(module: ast.Module) -> int:
-    """Levels of a tree, at most one more than `MAX_DEPTH`; iterative, so that no tree overflows the stack."""
+    """Levels of a tree, at most one more than `MAX_DEPTH`; iterative, so no tree overflows the stack."""
     depth = 0
     nodes: list[ast.AST] = list(module.body)
     while nodes and depth <= MAX_DEPTH:
@@ -273,7 +264,7 @@ class ReferenceMemo:
     """Parses and checks references; one whose like was found clean is not walked again.
 
     Nothing that the rules look at depends on such an integer but `check_constant_values`, which always runs. A
-    reference with a problem is never remembered, so that every file with it is reported in full.
+    reference with a problem is never remembered, so every file with it is reported in full.
     """
 
     def __init__(self) -> None:
@@ -299,7 +290,7 @@ class ReferenceMemo:
 
 
 def _likeness(candidate: Candidate) -> Hashable:
-    """What the rules on a reference look at, without the integers of its constants."""
+    """The parts that the rules on a reference look at, without the integers of its constants."""
     shapes = tuple((name, tensor.shape) for name, tensor in candidate.inputs.items())
     declared = tuple(
         tuple(section) if isinstance(section, dict) else None

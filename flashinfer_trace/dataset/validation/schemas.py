@@ -15,8 +15,6 @@ from flashinfer_trace.format.json_source import JsonSourceError, load_object
 from flashinfer_trace.format.patterns import PatternError, found_in
 from flashinfer_trace.format.roots import shared
 
-__all__ = ["SchemaFileError", "Schemas", "check_schema"]
-
 #: Most schema problems reported for one file: a hostile file could have thousands.
 MAX_PROBLEMS = 100
 #: Longest object, as JSON, that is remembered as valid; longer ones hardly repeat.
@@ -83,7 +81,7 @@ class SchemaFileError(ValueError):
 
 @functools.lru_cache(maxsize=16)
 def _objection(schema: str) -> str:
-    """Why a text is no JSON schema; empty if it is one. Each is checked once: that takes longer than a Definition."""
+    """Why a text is not a JSON schema; empty if it is one. Each is checked once, because it is slow."""
     from jsonschema import Draft202012Validator, SchemaError
 
     document = json.loads(schema)
@@ -122,7 +120,7 @@ def _check_pattern(_validator: Any, pattern: str, instance: Any, _schema: Any) -
 def _remembering_ref(check_ref: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
     """`check_ref` that checks equal objects once: tensors and environments repeat in hundreds of files.
 
-    Only what has no problem is remembered, so that every file with one is reported in full.
+    Only what has no problem is remembered, so every file with one is reported in full.
     """
     valid: set[tuple[str, str]] = set()
 

@@ -12,8 +12,6 @@ from flashinfer_trace.dataset.validation.problems import Findings, pointer_of, q
 from flashinfer_trace.format.naming import NamePattern, Naming
 from flashinfer_trace.kernels.names import CALLED, KINDS
 
-__all__ = ["check_calls", "check_claims", "check_family_tags", "check_meaning", "check_no_kernel", "check_tag_meanings"]
-
 _CALLS = ("model", "tp", "ep")
 _CURATED = "models/curated/claims.json"
 _CALLED = f"models/needs/, models/recorded/ or {_CURATED}"
@@ -125,7 +123,7 @@ def check_claims(candidate: Candidate, kernels: KernelTags, findings: Findings) 
 
 
 def check_no_kernel(candidate: Candidate, family: str, findings: Findings) -> None:
-    """Reports a Definition that each kernel of its family refuses, so that it can never be verified."""
+    """Reports a Definition that each kernel of its family refuses, so it can never be verified."""
     message = f"by the table of kernels, no kernel of the family {family} computes this Definition"
     hint = (
         f"choose sizes that one takes: `flashinfer-trace verify {candidate.name} --against kernel` says what each "
@@ -154,7 +152,7 @@ def check_meaning(candidate: Candidate, known: Compatibility, findings: Findings
         findings.add("name-meaning", message, _FIX, "/name")
 
 
-#: dtypes of tensors that are computed with, or that hold indices, rather than codes of a quantised format.
+#: dtypes of tensors that are computed with, or that hold indices, rather than codes of a quantized format.
 _NO_CODES = {"bfloat16", "float16", "float32", "int32", "int64", "bool"}
 
 
@@ -170,7 +168,7 @@ def check_tag_meanings(candidate: Candidate, findings: Findings) -> None:
             any("page" in one or "indices" in one for one in (*candidate.declared_axes, *candidate.inputs)),
             "no axis or input is about pages or indices",
         ),
-        "quantization:": (not computes or not dtypes <= _NO_CODES, "no input or output holds quantised numbers"),
+        "quantization:": (not computes or not dtypes <= _NO_CODES, "no input or output holds quantized numbers"),
         "routing:": (candidate.op_type == "moe", "only the op_type moe chooses experts"),
     }
     for index, tag in candidate.tags:

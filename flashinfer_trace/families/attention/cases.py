@@ -18,20 +18,6 @@ from flashinfer_trace.harness.faults import Fault, FaultyCase, with_inputs
 from flashinfer_trace.harness.inputs import Draws, sizes, split
 from flashinfer_trace.harness.plans import PlanShape
 
-__all__ = [
-    "LOGIT_KINDS",
-    "SCALES",
-    "AttentionOptions",
-    "Requests",
-    "add_peaks",
-    "corner_lengths",
-    "give_signs",
-    "query_scale",
-    "softmax_scale",
-    "usual_scale",
-    "value_scale",
-]
-
 #: The scale of the logits as multiples of the one that models use: a kernel that has that one built in fails. Standard
 #: deviations of the kinds of logits are those at the usual one.
 SCALES = (1.0, 1.5, 0.6)
@@ -41,13 +27,18 @@ SCALES = (1.0, 1.5, 0.6)
 #: logits are 1.7 and 35.
 LOGIT_KINDS = ("normal", "large", "peaked", "uniform", "positive")
 #: Only corners have the kinds spread, logits with standard deviation 200, so that exp of their differences exceeds
-#: float32's range; vast, with standard deviation 4000, so that exp of one per cent of the largest exceeds it too, and
+#: float32's range; vast, with standard deviation 16000, so that exp of one per cent of the largest exceeds it too, and
 #: with one sign for each head, so that all logits of a row are far below 0 or far above it (`give_signs`); and
 #: beyond_float16, keys and values of normal ones times BEYOND_FLOAT16, and queries over it: the logits stay what they
 #: are. A power of two scales every product, sum and rounding exactly, so that what holds of a kernel for normal values
 #: holds for these, unless it leaves the range of bf16 and float32.
 BEYOND_FLOAT16 = 2.0**17
-QUERY_SCALE = {"uniform": 0.0, "large": 20.0, "spread": 200.0, "vast": 4000.0, "beyond_float16": 1 / BEYOND_FLOAT16}
+QUERY_SCALE = {"uniform": 0.0, "large": 20.0, "spread": 200.0, "vast": 16000.0, "beyond_float16": 1 / BEYOND_FLOAT16}
+#: In corners with long requests: a third of the rows has nearly all the weight on the last key that it sees, a third on
+#: a key at an edge of a tile or chunk (`AT_EDGES`) if it sees that, and a third has normal logits.
+EDGES = "edges"
+PEAKED = ("peaked", EDGES)
+AT_EDGES = tuple(edge + side for edge in (64, 128, 512, 1024) for side in (-1, 0))
 #: Keys of a long request and the number of short ones, in corners for a CPU. Where heads are many and wide, the long
 #: one has fewer keys, at least LEAST_LONG.
 LONG, LEAST_LONG, MANY = 9000, 1000, 70
@@ -197,7 +188,7 @@ def corner_lengths(request: PlanRequest) -> list[Plan]:
             q_lens[-1] = [*q_lens[-1], 9]
         few = [1 + number % 3 for number in range(MANY)]
         short = [count + 7 * number % 29 for number, count in enumerate(few)]
-        larger = {"logits": "normal", "scale": SCALES[0]}
+        larger = {"logits": EDGES, "scale": SCALES[0]}
         products = products_of_a_key(request.definition)
         long = min(LONG, PRODUCTS // products)
         if long >= LEAST_LONG:
@@ -307,6 +298,7 @@ def cached_lengths(plan: Plan) -> list[int]:
 
 
 def add_peaks(
+    kind: str,
     queries: torch.Tensor,
     keys: torch.Tensor,
     q_lens: list[int],
@@ -315,9 +307,11 @@ def add_peaks(
     draws: Draws,
     slots: torch.Tensor | None = None,
 ) -> None:
-    """Adds a multiple of one key of a request to all of its queries, which raises the logit of that key by PEAK.
+    """For logits that are peaked, or at `EDGES`, adds a multiple of a key to queries of its request, which raises the
+    logit of that key by PEAK: of one key for all queries of a request, or of another one for each query and head.
 
     Args:
+        kind: of the logits; of another kind nothing changes.
         queries: those of all requests, [total, heads, dim]; changed in place.
         keys: of all slots, [slots, num_kv_heads, dim].
         q_lens, kv_lens: lengths of the requests.
@@ -325,17 +319,25 @@ def add_peaks(
         draws: chooses the keys.
         slots: of the keys of all requests, request after request, on the CPU; by default, keys are in this order.
     """
-    chosen: list[int] = []
-    owners: list[int] = []
-    first = 0
-    numbers = draws.host_integers(len(kv_lens), 0, 2**31 - 1)
-    for q_len, kv_len, number in zip(q_lens, kv_lens, numbers, strict=True):
-        owners += [len(chosen) if kv_len else -1] * q_len
-        chosen += [first + number % kv_len] if kv_len else []
-        first += kv_len
-    rows = [row for row, owner in enumerate(owners) if owner >= 0]
-    tokens = torch.tensor(chosen, dtype=torch.int64)
-    key = keys[(tokens if slots is None else slots[tokens]).to(keys.device)].float()
+    if kind not in PEAKED:
+        return
+    heads, kv_heads = queries.shape[1], keys.shape[1]
+    lengths, counts = torch.tensor([kv_lens, q_lens]).long()
+    owner = torch.arange(len(q_lens)).repeat_interleave(counts)
+    starts = lengths.cumsum(0) - lengths
+    if kind == "peaked":
+        numbers = torch.tensor(draws.host_integers(len(kv_lens), 0, 2**31 - 1), dtype=torch.int64)
+        position = (numbers % lengths.clamp_min(1)).where(lengths > 0, -1)[owner, None].expand(-1, heads)
+    else:
+        row = torch.arange(len(owner))
+        seen = (row - (counts.cumsum(0) - lengths)[owner] + 1)[:, None]
+        turn = row[:, None] + torch.arange(heads)
+        edge = torch.tensor(AT_EDGES)[(turn // 3 + 2 * row[:, None] + draws.host_integers(1, 0, 7)[0]) % len(AT_EDGES)]
+        position = torch.where(turn % 3 == 0, seen - 1, torch.where((turn % 3 == 2) & (edge < seen), edge, -1))
+    row, head = (position >= 0).nonzero().T
+    token = starts[owner[row]] + position[row, head]
+    token = (token if slots is None else slots[token]).to(keys.device)
+    row, head = row.to(keys.device), head.to(keys.device)
+    key = keys[token, head // (heads // kv_heads)].float()
     boost = key * (PEAK / sm_scale / key.square().sum(dim=-1, keepdim=True).clamp_min(math.ulp(1.0)))
-    row, owner = torch.tensor([rows, [owners[row] for row in rows]], device=queries.device).long()
-    queries.index_add_(0, row, boost[owner].repeat_interleave(queries.shape[1] // keys.shape[1], dim=1))
+    queries.view(-1, queries.shape[2]).index_add_(0, row * heads + head, boost)

@@ -41,11 +41,14 @@ from flashinfer_trace.families.attention.kernels import (
 from flashinfer_trace.families.attention.paged_cases import kv_lengths
 from flashinfer_trace.families.attention.policies import Rounding, kernel_policies
 from flashinfer_trace.families.attention.rounding import LOG2_E
-from flashinfer_trace.families.attention.variants import SINKS_NEED_KEYS, with_flushed_weights
+from flashinfer_trace.families.attention.variants import (
+    SINKS_NEED_KEYS,
+    InfiniteBelowTheSink,
+    with_flushed_weights,
+)
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Kernel, KernelCall, Outputs
-
-__all__ = ["DECODE", "LATENT_DECODE", "LATENT_PREFILL", "PREFILL", "RAGGED", "with_sinks"]
+from flashinfer_trace.verdict.compare import ErrorBound
 
 PAGED_PATH = "sgl_kernel.flash_attn.flash_attn_with_kvcache"
 RAGGED_PATH = "sgl_kernel.flash_attn.flash_attn_varlen_func"
@@ -90,9 +93,11 @@ def on_table(
     """As `over_pages`, with an int32 table of pages [requests, width], and the tokens of each request, int32."""
     from sgl_kernel.flash_attn import flash_attn_with_kvcache
 
-    offsets = inputs.get("qo_indptr")
+    offsets, asked = inputs.get("qo_indptr"), options(definition, inputs)
     if offsets is None:
         offsets = torch.arange(len(q) + 1, dtype=torch.int32, device=q.device)
+        if "qv" not in more and asked["window_size"] == (-1, -1):
+            more["scheduler_metadata"] = scheduled(q, caches[0], lengths, offsets, asked["softcap"] > 0)
     output, lse, *_ = flash_attn_with_kvcache(
         q=q,
         k_cache=caches[0],
@@ -102,10 +107,33 @@ def on_table(
         cu_seqlens_q=offsets,
         max_seqlen_q=int(offsets.diff().max()),
         num_splits=0,
-        **options(definition, inputs),
+        **asked,
         **more,
     )
     return {"output": output, "lse": lse.T * LOG2_E}
+
+
+def scheduled(
+    q: torch.Tensor, keys: torch.Tensor, lengths: torch.Tensor, offsets: torch.Tensor, has_softcap: bool
+) -> Any:
+    """The schedule of a decode step: SGLang computes it once for all layers without a window, but not for MLA."""
+    from sgl_kernel.flash_attn import get_scheduler_metadata
+
+    return get_scheduler_metadata(
+        batch_size=len(lengths),
+        max_seqlen_q=1,
+        max_seqlen_k=int(lengths.max()),
+        num_heads=q.shape[1],
+        num_heads_k=keys.shape[2],
+        headdim=q.shape[2],
+        cache_seqlens=lengths,
+        qkv_dtype=keys.dtype,
+        cu_seqlens_q=offsets,
+        page_size=keys.shape[1],
+        causal=True,
+        has_softcap=has_softcap,
+        num_splits=0,
+    )
 
 
 def run_paged(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
@@ -164,8 +192,11 @@ def kernel(path: str, call: KernelCall, takes: AttentionOptions, common: Attenti
 
 
 def with_sinks(plain: Kernel) -> Kernel:
-    """The kernel beside sinks: where a query sees no key, its lse is not the sink."""
-    policies = {**plain.compare, "output": with_flushed_weights(plain.compare["output"])}
+    """The kernel beside sinks: where a query sees no key, its lse is not the sink; far above the keys, it is inf."""
+    output, lse = plain.compare["output"], plain.compare["lse"]
+    assert isinstance(lse, ErrorBound)
+    reason = f"{lse.reason}; inf where a sink is so far above the keys that exp of the difference is"
+    policies = {"output": with_flushed_weights(output), "lse": InfiniteBelowTheSink(lse.bound, reason, lse.gain)}
     return replace(plain, plan_options=SINKS_NEED_KEYS, common=None, compare=policies)
 
 

@@ -32,23 +32,6 @@ from flashinfer_trace.families.attention.policies import Rounding, kernel_polici
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Kernel, Outputs
 
-__all__ = [
-    "BATCHES",
-    "CUDA_CORES",
-    "FA2",
-    "FA3",
-    "PAGES",
-    "QUERIES",
-    "SEEING",
-    "SOME_KEYS",
-    "WITH_KEYS",
-    "Backend",
-    "flashinfer_kernels",
-    "masking",
-    "table_of",
-    "wrapper",
-]
-
 #: Twice what fa2 needs at most on 132 multiprocessors: partial outputs of 128 heads in tiles of 128 queries.
 WORKSPACE_BYTES = 512 * 2**20
 #: What every plan() accepts: at least one request, at least one query, and a cache with at least one page.

@@ -21,8 +21,6 @@ from flashinfer_trace.families.attention.rounding import FLOAT32
 from flashinfer_trace.families.attention.tiles import Batch, Memory, Sizes, batches
 from flashinfer_trace.verdict.compare import Expected, summation_error
 
-__all__ = ["Split", "any_chunks", "expected_outputs", "in_pieces", "partial_outputs"]
-
 #: (weights p [tiles * heads, rows, n], values [tiles * heads, n, value_dim], keys of each tile [tiles]) -> bounds on
 #: the sum of |partial outputs| and on the sum of their squares over the chunks into which a kernel may split the keys,
 #: both [tiles * heads, rows, value_dim].

@@ -11,17 +11,6 @@ import torch
 
 from flashinfer_trace.harness.inputs import Draws, indptr
 
-__all__ = [
-    "ALSO_LENGTHS",
-    "IN_A_ROW",
-    "STALE",
-    "UNUSED_KINDS",
-    "PageTable",
-    "allocate_pages",
-    "distinct_pages",
-    "spoil_unused",
-]
-
 #: Contents of entries that belong to no request: NaN, or large values such as an earlier request may have left.
 STALE = "stale"
 UNUSED_KINDS = ("nan", STALE)
@@ -130,6 +119,30 @@ def allocate_pages(
         own = own + [next(free) for _ in range(math.ceil(length / page_size) - len(own))]
         pages.append(tuple(own))
     return PageTable(tuple(lengths), page_size, num_pages, tuple(pages))
+
+
+def spoil_request(
+    table: PageTable, q_lens: Sequence[int], queries: torch.Tensor, caches: Sequence[torch.Tensor]
+) -> None:
+    """Makes one request NaN, the last but one with queries: its queries, and the pages that no other one shares; no
+    kernel may read these for another request. Nothing is done where there is one request.
+
+    Args:
+        table: of the caches, [num_pages, page_size, ...] each, which are changed in place.
+        q_lens: the queries of each request.
+        queries: those of all requests, changed in place.
+    """
+    asking = [request for request, count in enumerate(q_lens) if count]
+    if len(asking) < 2:
+        return
+    chosen = asking[-2]
+    first = sum(q_lens[:chosen])
+    queries[first : first + q_lens[chosen]] = math.nan
+    others = {page for request, pages in enumerate(table.pages) if request != chosen for page in pages}
+    own = torch.zeros(table.num_pages, dtype=torch.bool)
+    own[[page for page in table.pages[chosen] if page not in others]] = True
+    for cache in caches:
+        cache.masked_fill_(own.to(cache.device).view(-1, *[1] * (cache.ndim - 1)), math.nan)
 
 
 def spoil_unused(cache: torch.Tensor, used: torch.Tensor, kind: str) -> None:

@@ -22,7 +22,8 @@ from flashinfer_trace.harness.faults import Fault
 from flashinfer_trace.harness.inputs import Draws, indptr
 from flashinfer_trace.verdict.compare import Expected
 
-__all__ = ["index_inputs", "kv_lengths", "page_table", "paged_family", "paged_memory", "query_lengths"]
+#: The queries of grouped-query and of latent attention.
+QUERIES = ("q", "q_nope", "q_pe")
 
 
 def corners(request: PlanRequest) -> list[Plan]:
@@ -130,6 +131,8 @@ def paged_family(
         twin=twin,
         plan=Requests("num_pages", corners),
         make_inputs=make_inputs,
+        strided=(*QUERIES, "k_cache", "v_cache", "ckv_cache", "kpe_cache"),
+        isolated=QUERIES,
         oracle=oracle,
         compare={"output": OUTPUT, "lse": LSE},
         kernels=kernels,

@@ -42,8 +42,6 @@ from flashinfer_trace.verdict.compare import (
     magnitude_of,
 )
 
-__all__ = ["LSE", "OUTPUT", "Rounding", "kernel_policies"]
-
 OUTPUT = ErrorBound(
     output_bound,
     "one bf16 rounding, u = 2^-8, of a float32 result: 8 sqrt(n) 2^-24 sum p|v| for the sum of p v; errors of the "

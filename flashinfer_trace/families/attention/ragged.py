@@ -39,8 +39,6 @@ from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Pla
 from flashinfer_trace.harness.inputs import Draws, indptr
 from flashinfer_trace.verdict.compare import Expected
 
-__all__ = ["memory", "ragged_family"]
-
 PATH = "flashinfer.prefill.BatchPrefillWithRaggedKVCacheWrapper"
 
 
@@ -72,8 +70,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     q = draws.normal([sum(q_lens), sizes.heads, sizes.key_dim], scale=query_scale(kind))
     offsets = indptr(kv_lens, device)
     give_signs(kind, q, k)
-    if kind == "peaked":
-        add_peaks(q, k, q_lens, kv_lens, sm_scale, draws)
+    add_peaks(kind, q, k, q_lens, kv_lens, sm_scale, draws)
     inputs = {
         "q": q.to(torch.bfloat16),
         "k": k,
@@ -134,6 +131,9 @@ def ragged_family(
         twin=twin,
         plan=Requests(),
         make_inputs=make_inputs,
+        strided=("q", "k", "v"),
+        # Of queries only: kernels load tiles of keys and values across the ends of requests.
+        isolated=("q",),
         oracle=oracle,
         compare={"output": OUTPUT, "lse": LSE},
         kernels=(

@@ -7,8 +7,6 @@ import torch
 from flashinfer_trace.families.attention.rounding import LOG2_E
 from flashinfer_trace.verdict.compare import CONFIDENCE, Expected
 
-__all__ = ["CAPPED", "ELEMENTS", "ROUNDED", "ROWS", "expected"]
-
 #: Sums over the keys of a row, per element of the output, where p are the weights, v the values, e the errors of the
 #: logits, and *rest* the weights without the largest: sum p v, sum p |v|, sum p^2 e^2 v^2, sum rest |v|,
 #: sum rest^2 v^2, and what `Split` gives.
@@ -76,7 +74,7 @@ def gains(
 ) -> dict[str, torch.Tensor]:
     """The ``gain_*`` parts: the errors of each row projected on its output, and summed over all rows.
 
-    Each key's error moves the output towards that key, or, where the denominator has the same error, towards it and
+    Each key's error moves the output toward that key, or, where the denominator has the same error, toward it and
     away from the output. `size` are the absolute values of the output.
     """
     squares, row_size = size.square(), row["size"]

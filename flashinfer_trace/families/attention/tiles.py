@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Batch", "Memory", "Sizes", "batches"]
-
 #: Elements of the largest temporary.
 BLOCK_ELEMENTS = 2**26
 #: So many more elements take as long as one batch more does, by kind of device.

@@ -8,7 +8,7 @@ From its source (SGLang 0.5.23, kernels/ops/attention/decode_attention.py):
 - Slots after the last key of a request are masked when they are loaded, so NaN in other slots does not leak.
 - A request without keys divides 0 by 0. SGLang never has one, so plans do not draw any.
 - With one query head for each key head (MHA), another kernel runs. It multiplies q and k, and sums the products, in
-  bf16, which float32 cannot bound: see docs/kernel_findings.md. No Definition names it.
+  bf16, which float32 cannot bound: see findings/kernels.json. No Definition names it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from flashinfer_trace.families.attention.kernels import BATCHES, PAGES, WITH_KEY
 from flashinfer_trace.families.attention.policies import Rounding, kernel_policies
 from flashinfer_trace.families.attention.rounding import LOG2_E
 from flashinfer_trace.harness.family import Kernel, KernelCall, Outputs
-
-__all__ = ["attend", "decode_kernel"]
 
 MODULE = "sglang.kernels.ops.attention.decode_attention"
 #: SGLang's default of triton_attention_num_kv_splits.

@@ -9,6 +9,7 @@ attention. Capped logits are an argument of the oracle; what kernels round there
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -22,19 +23,7 @@ from flashinfer_trace.families.attention.tiles import Memory
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws
-from flashinfer_trace.verdict.compare import ErrorBound, Expected, Policy, host_figures
-
-__all__ = [
-    "SINKS_NEED_KEYS",
-    "TANH",
-    "TWINS",
-    "cap_error",
-    "corner_plans",
-    "expected_of_variant",
-    "variant_family",
-    "with_error",
-    "with_flushed_weights",
-]
+from flashinfer_trace.verdict.compare import Comparison, ErrorBound, Expected, Policy, host_figures
 
 Oracle = Callable[[Definition, Inputs], dict[str, Expected]]
 #: Variant -> sizes of its twin. Logits of the kind *large* are far beyond the cap; most requests exceed the window.
@@ -53,8 +42,9 @@ SINK_SCALE = 4.0
 FAR_SINKS = 100.0
 #: float32's smallest normal number: kernels flush smaller ones to 0.
 SMALLEST = 2.0**-126
-#: What an output may lose to that beside a sink: see `flushed`.
+#: What an output may lose to that beside a sink: see `below_the_sink`.
 FLUSHED = "flushed"
+BELOW = "below the sink"
 #: tanh.approx.f32 has a relative error of 2^-11 (PTX ISA, "tanh"), and its argument a few float32 roundings.
 CAP_ERROR = 2.0**-11 * (1 + 2**-8)
 
@@ -136,31 +126,41 @@ def expected_of_variant(definition: Definition, inputs: Inputs, memory: Memory, 
     q, own = with_sinks(q, own, inputs["sinks"], sm_scale)
     found = expected_outputs(q, own, sm_scale, False, chunks_at_any_place(), cap)
     output = found["output"]
-    parts = {**output.parts, FLUSHED: flushed(output, inputs["sinks"])}
+    below = below_the_sink(output, inputs["sinks"])
+    found["lse"] = replace(found["lse"], parts={**found["lse"].parts, BELOW: below.squeeze(-1)})
+    parts = {**output.parts, FLUSHED: torch.where(below, output.parts["weighted"], 0.0) + SMALLEST}
     return {**found, "output": replace(output, parts=parts)}
 
 
-def flushed(output: Expected, sinks: torch.Tensor) -> torch.Tensor:
-    """What an output may lose because kernels have no numbers below `SMALLEST`: [queries, heads, value_dim].
+def below_the_sink(output: Expected, sinks: torch.Tensor) -> torch.Tensor:
+    """Where the largest weight of a key beside a sink is below 2^-126, bool [queries, heads, 1].
 
-    Where the largest weight of a key is below 2^-126, a kernel may multiply the sum over all keys by 0: by exp2 of how
-    far the keys are below the sink, or by the reciprocal of a denominator beyond 2^126. Then sum p |v| is lost. The
-    weights of n such keys add up to less than n 2^-126, and the sink has the rest: this is sum p |v| in rows where that
-    holds. In every row, a result below 2^-126 may become 0.
+    A kernel may multiply the sum over all keys by 0 there: by exp2 of how far the keys are below the sink, or by the
+    reciprocal of a denominator beyond 2^126. Then sum p |v| is lost. The weights of n such keys add up to less than
+    n 2^-126, and the sink has the rest. In every row, a result below 2^-126 may become 0.
     """
     of_sink = sinks.double().unsqueeze(-1) * LOG2_E - output.parts["lse"]  # log2 of its weight
-    faint = (of_sink > -1) & (output.parts["others"] < output.parts["length"] * SMALLEST)
-    return torch.where(faint, output.parts["weighted"], 0.0) + SMALLEST
+    return (of_sink > -1) & (output.parts["others"] < output.parts["length"] * SMALLEST)
 
 
 def with_flushed_weights(policy: Policy) -> ErrorBound:
-    """The policy of a kernel's output beside sinks, whose bound allows for what is `flushed`."""
+    """The policy of a kernel's output beside sinks, whose bound allows for what is lost: see `below_the_sink`."""
     assert isinstance(policy, ErrorBound)
 
     def bound(expected: Expected) -> torch.Tensor:
         return policy.bound(expected) + expected.parts[FLUSHED]
 
     return ErrorBound(bound, f"{policy.reason}; beside a sink, weights below 2^-126 may be 0", policy.gain)
+
+
+class InfiniteBelowTheSink(ErrorBound):
+    """The policy of an lse that is inf where exp(sink - m) is beyond float32, m being the largest logit of a key."""
+
+    def compare(self, actual: torch.Tensor, expected: Expected) -> Comparison:
+        if actual.shape != expected.value.shape:
+            return super().compare(actual, expected)
+        overflown = expected.parts[BELOW] & (actual == math.inf)
+        return super().compare(torch.where(overflown, expected.value.to(actual.dtype), actual), expected)
 
 
 def with_variant_inputs(
@@ -192,7 +192,7 @@ def corner_plans(plain: Family, request: PlanRequest) -> list[Plan]:
         around["q_lens"] = [150, 1, 1, 70]
     # It is not known what kernels round where logits have a spread beyond float32's range.
     kinds = ("large",) if request.large else ("normal", "spread")
-    return [*plain.corners(request), *({**around, "logits": logits} for logits in kinds)]
+    return [*plain.plan.corners(request), *({**around, "logits": logits} for logits in kinds)]
 
 
 def cap_error(expected: Expected) -> torch.Tensor:

@@ -20,11 +20,17 @@ from flashinfer_trace.verdict.compare import ErrorBound, Expected, rounding_erro
 #: By how much more than computed the sums of magnitudes may be, relative to them.
 SLACK = 2.0**-8
 
-KINDS = ("normal", "integers", "large", "tiny", "positive")
+KINDS = ("normal", "integers", "large", "tiny", "positive", "spread")
 #: Kinds of activations and of weights, of which float16 would lose both; for corners on a CPU.
 BOTH = {"both_huge": ("huge", "vast"), "both_minute": ("minute", "minute")}
 #: By what minute weights are smaller, and so is a bias beside them.
 MINUTE = 1e-6
+
+
+#: Of float32 products only: integers of up to 13 bits, which TF32 does not hold, in activations or in weights, and
+#: beside them -1, 0 and 1, one of 8 not 0. Sums are exact.
+MANY_BITS = {"bits_of_a": ("bits", "signs"), "bits_of_b": ("signs", "bits")}
+LARGEST_BITS, SIGNS_APART = 8191, 8
 
 
 def axis(definition: Definition, letter: str) -> str:
@@ -41,6 +47,7 @@ def corners(request: PlanRequest) -> list[Plan]:
         kinds = ["minute"]
     else:
         kinds = ["huge", "minute"] if request.large else list(BOTH)
+    kinds += list(MANY_BITS) if request.definition.inputs["A"].dtype == "float32" else []
     return [{"m": 1, "values": "positive"}, *({"values": kind} for kind in kinds)]
 
 
@@ -50,13 +57,22 @@ PLAN = RowPlans({"m": Count(40, 512)}, {"values": KINDS}, special=corners, many_
 def drawn(draws: Draws, shape: list[int], kind: str, dtype: torch.dtype, scale: float = 1.0) -> torch.Tensor:
     """Values of a planned kind. ``positive``: normal ones without their signs. All terms of a sum then have the same
     sign, which exposes an accumulator that truncates or is too short."""
+    if kind == "bits":
+        return draws.integers(shape, -LARGEST_BITS, LARGEST_BITS).to(dtype)
+    if kind == "signs":
+        apart = draws.integers(shape, 1 - SIGNS_APART, SIGNS_APART)
+        return (apart * (apart.abs() == 1)).to(dtype)
     values = draws.values(shape, dtype, "normal" if kind == "positive" else kind, scale)
     return values.abs_() if kind == "positive" else values
 
 
-def kinds_of(kind: str) -> tuple[str, str]:
-    """The kinds of activations and of weights: the magnitudes of weights are planned only in `BOTH`."""
-    return BOTH.get(kind, (kind, kind if kind in ("integers", "positive") else "normal"))
+def kinds_of(kind: str, dtype: torch.dtype) -> tuple[str, str]:
+    """The kinds of activations and of weights: the magnitudes of weights are planned only in `BOTH`, and if spread.
+
+    Products of two spread ones are beyond float16.
+    """
+    alike = ("integers", "positive") if dtype == torch.float16 else ("integers", "positive", "spread")
+    return {**BOTH, **MANY_BITS}.get(kind, (kind, kind if kind in alike else "normal"))
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
@@ -67,10 +83,12 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     axes, dtype = definition.const_axes, getattr(torch, definition.inputs["A"].dtype)
     batch = [axes["batch_size"]] if "batch_size" in axes else []
     n, k = (axes[axis(definition, letter)] for letter in "nk")
-    of_a, of_b = kinds_of(plan["values"])
+    of_a, of_b = kinds_of(plan["values"], dtype)
     found = {}
     if "bias" in definition.inputs:
-        found["bias"] = drawn(draws, [n], of_a, dtype, MINUTE if plan["values"] == "both_minute" else 1.0)
+        found["bias"] = drawn(
+            draws, [n], "tiny" if of_a == "spread" else of_a, dtype, MINUTE if plan["values"] == "both_minute" else 1.0
+        )
     return {
         "A": drawn(draws, [*batch, plan["m"], k], of_a, dtype),
         "B": drawn(draws, [*batch, n, k], of_b, dtype, k**-0.5),
@@ -157,7 +175,7 @@ def run_cublas_float16(definition: Definition, inputs: Inputs, outputs: Outputs)
 def run_fused_a(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     from sglang.kernels.ops.gemm.dsv3_fused_a_gemm import dsv3_fused_a_gemm
 
-    dsv3_fused_a_gemm(inputs["A"], inputs["B"].T, output=outputs["C"])
+    dsv3_fused_a_gemm(inputs["A"].contiguous(), inputs["B"].T, output=outputs["C"])
     return outputs
 
 
@@ -177,21 +195,21 @@ def run_float32(definition: Definition, inputs: Inputs, outputs: Outputs) -> Out
 def run_router(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     import sgl_kernel
 
-    return {"C": sgl_kernel.dsv3_router_gemm(inputs["A"], inputs["B"], out_dtype=outputs["C"].dtype)}
+    return {"C": sgl_kernel.dsv3_router_gemm(inputs["A"].contiguous(), inputs["B"], out_dtype=outputs["C"].dtype)}
 
 
 def run_deep_gemm_nn(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     """With a view of the weights, as SGLang's deterministic mode calls it for products of bf16 matrices."""
     import deep_gemm
 
-    deep_gemm.bf16_gemm_nn(inputs["A"], inputs["B"].T, outputs["C"])
+    deep_gemm.bf16_gemm_nn(inputs["A"].contiguous(), inputs["B"].T, outputs["C"])
     return outputs
 
 
 def run_deep_gemm_nt(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     import deep_gemm
 
-    deep_gemm.bf16_gemm_nt(inputs["A"], inputs["B"], outputs["C"])
+    deep_gemm.bf16_gemm_nt(inputs["A"].contiguous(), inputs["B"], outputs["C"])
     return outputs
 
 
@@ -200,7 +218,7 @@ TWIN = {"n": 48, "k": 64}
 ROUTER, LINEAR = "sgl_kernel.dsv3_router_gemm", Kernel("torch.nn.functional.linear", run_linear, variant="cuBLAS")
 
 
-def dense(name: str, bound: ErrorBound, *kernels: Kernel, twin: Mapping[str, int] = TWIN) -> Family:
+def product(name: str, bound: ErrorBound, *kernels: Kernel, twin: Mapping[str, int] = TWIN) -> Family:
     """The record of one product."""
     return Family(
         name=name,
@@ -208,6 +226,8 @@ def dense(name: str, bound: ErrorBound, *kernels: Kernel, twin: Mapping[str, int
         twin=twin,
         plan=PLAN,
         make_inputs=make_inputs,
+        strided=("A",),
+        isolated=("A",),
         oracle=oracle,
         compare={"C": bound},
         kernels=kernels,
@@ -215,13 +235,13 @@ def dense(name: str, bound: ErrorBound, *kernels: Kernel, twin: Mapping[str, int
 
 
 FAMILIES = (
-    dense(
+    product(
         "gemm",
         FLOAT16_PRODUCT,
         Kernel("torch.matmul", run_cublas_float16, variant="cuBLAS, float32 sums"),
         twin={"N": 48, "K": 64},
     ),
-    dense(
+    product(
         "gemm_bf16",
         PRODUCT,
         Kernel("torch.matmul", run_cublas, variant="cuBLAS"),
@@ -229,14 +249,14 @@ FAMILIES = (
         Kernel(ROUTER, run_router, limits=FEW_ROWS),
         Kernel("deep_gemm.bf16_gemm_nn", run_deep_gemm_nn, limits=ROWS),
     ),
-    dense("gemm_bf16_bias", PRODUCT, LINEAR),
-    dense("gemm_float32", FLOAT32_SUM, LINEAR),
-    dense(
+    product("gemm_bf16_bias", PRODUCT, LINEAR),
+    product("gemm_float32", FLOAT32_SUM, LINEAR),
+    product(
         "gemm_float32_out",
         SUM,
         Kernel(ROUTER, run_router, variant="float32", limits=FEW_ROWS),
         Kernel("torch.mm", run_float32, variant="out_dtype=float32", limits=ROWS),
         Kernel("deep_gemm.bf16_gemm_nt", run_deep_gemm_nt, variant="float32", limits=ROWS),
     ),
-    dense("bmm_bf16", PRODUCT, Kernel("torch.bmm", run_bmm, variant="cuBLAS"), twin={**TWIN, "batch_size": 3}),
+    product("bmm_bf16", PRODUCT, Kernel("torch.bmm", run_bmm, variant="cuBLAS"), twin={**TWIN, "batch_size": 3}),
 )

@@ -44,6 +44,7 @@ FAMILIES = (
         twin={"batch_size": 3, "n": 48, "k": 96},
         plan=PLAN,
         make_inputs=make_inputs,
+        isolated=("A",),
         oracle=oracle,
         compare={"C": PRODUCT},
         kernels=(

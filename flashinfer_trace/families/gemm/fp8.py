@@ -14,8 +14,9 @@ from flashinfer_trace.verdict.compare import ErrorBound
 
 #: ``integers``: codes -4..4 and scales that are powers of two, so that every sum is exact; ``positive``: all terms of a
 #: sum have the same sign, which shows an accumulator that truncates; ``any``: every finite code, subnormal ones too;
-#: ``large`` and ``tiny``: scales 1000 times larger and smaller.
-KINDS = ("normal", "integers", "positive", "any", "large", "tiny")
+#: ``large`` and ``tiny``: scales 1000 times larger and smaller; ``spread``: scales of rows from 1e-9 to 1e2 beside each
+#: other, as checkpoints have them.
+KINDS = ("normal", "integers", "positive", "any", "large", "tiny", "spread")
 FACTORS = {"large": 1000.0, "tiny": 0.001, "huge": 1e6, "minute": 1e-7}
 
 PRODUCT = ErrorBound(
@@ -48,11 +49,19 @@ def codes(draws: Draws, shape: Sequence[int], kind: str) -> torch.Tensor:
     return (drawn.view(torch.uint8) & 0x7F).view(torch.float8_e4m3fn) if kind == "positive" else drawn
 
 
-def scales(draws: Draws, shape: Sequence[int], kind: str, typical: float) -> torch.Tensor:
-    """float32 scales within a factor of 4 of `typical` over the deviation of codes; 2^-2..2^2 for integers."""
+def scales(
+    draws: Draws, shape: Sequence[int], kind: str, typical: float, spread: tuple[int, int] = (0, 0)
+) -> torch.Tensor:
+    """float32 scales within a factor of 4 of `typical` over the deviation of codes; 2^-2..2^2 for integers.
+
+    Spread ones of rows [rows, ...] differ by powers of two beside that, of exponents between the two of `spread`.
+    """
     if kind == "integers":
         return torch.exp2(draws.integers(shape, -2, 2).float())
-    return torch.exp2(draws.uniform(shape, -2.0, 2.0)).mul_(typical / CODE_SIGMA)
+    found = torch.exp2(draws.uniform(shape, -2.0, 2.0)).mul_(typical / CODE_SIGMA)
+    if kind == "spread" and spread != (0, 0):
+        found *= draws.powers(shape[0], *spread).view(-1, *[1] * (len(shape) - 1))
+    return found
 
 
 def factor(kind: str) -> float:

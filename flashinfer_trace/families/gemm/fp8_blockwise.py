@@ -9,7 +9,7 @@ from flashinfer_trace.families.gemm.truncation import TRUNCATED, no_loss, trunca
 from flashinfer_trace.families.quantized import BLOCK
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
-from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.harness.inputs import ROWS_SPREAD, SCALES_SPREAD, Draws
 from flashinfer_trace.verdict.compare import Expected
 
 #: Outputs of all blocks that the oracle computes at once: about 1 GB.
@@ -24,8 +24,8 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     return {
         "A": codes(draws, [m, k], kind),
         "B": codes(draws, [n, k], kind),
-        "A_scale": scales(draws, [m, k_blocks], kind, factor(kind)),
-        "B_scale": scales(draws, [axes["num_n_blocks"], k_blocks], kind, k**-0.5),
+        "A_scale": scales(draws, [m, k_blocks], kind, factor(kind), ROWS_SPREAD),
+        "B_scale": scales(draws, [axes["num_n_blocks"], k_blocks], kind, k**-0.5, SCALES_SPREAD),
     }
 
 
@@ -98,6 +98,7 @@ FAMILIES = (
         twin={"n": 192, "k": 384, "num_n_blocks": 2, "num_k_blocks": 3},
         plan=PLAN,
         make_inputs=make_inputs,
+        isolated=("A",),
         oracle=oracle,
         compare={"C": PRODUCT},
         kernels=(

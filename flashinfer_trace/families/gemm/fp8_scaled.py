@@ -8,7 +8,7 @@ from flashinfer_trace.families.gemm.fp8 import PLAN, PRODUCT, codes, factor, pow
 from flashinfer_trace.families.gemm.truncation import TRUNCATED, truncated_parts, truncated_product
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
-from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.harness.inputs import ROWS_SPREAD, SCALES_SPREAD, Draws
 from flashinfer_trace.verdict.compare import Expected
 
 
@@ -17,8 +17,8 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     return {
         "A": codes(draws, [plan["m"], k], kind),
         "B": codes(draws, [n, k], kind),
-        "A_scale": scales(draws, [plan["m"]], kind, factor(kind)),
-        "B_scale": scales(draws, [n], kind, k**-0.5),
+        "A_scale": scales(draws, [plan["m"]], kind, factor(kind), ROWS_SPREAD),
+        "B_scale": scales(draws, [n], kind, k**-0.5, SCALES_SPREAD),
     }
 
 
@@ -57,6 +57,7 @@ FAMILIES = (
         twin={"n": 48, "k": 160},
         plan=PLAN,
         make_inputs=make_inputs,
+        isolated=("A",),
         oracle=oracle,
         compare={"C": PRODUCT},
         kernels=(Kernel("sgl_kernel.fp8_scaled_mm", run_sgl, limits={"m": (1, 1 << 20)}, compare={"C": TRUNCATED}),),

@@ -7,12 +7,12 @@ import torch
 from flashinfer_trace.families.gemm.fp8 import factor
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
-from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.harness.inputs import ROWS_SPREAD, SCALES_SPREAD, Draws
 from flashinfer_trace.harness.plans import Count, RowPlans
 from flashinfer_trace.verdict.compare import ErrorBound, Expected, rounding_error, unit_roundoff
 
 #: ``largest``: all codes are -128, so that the sum is the largest there is; ``positive``: sums of one sign.
-KINDS = ("normal", "positive", "largest", "large", "tiny")
+KINDS = ("normal", "positive", "largest", "large", "tiny", "spread")
 #: Standard deviation of normal codes.
 CODE_SIGMA = 127 / 4
 #: float32 roundings: of the sum, and of its product with each scale.
@@ -36,18 +36,20 @@ def codes(draws: Draws, shape: list[int], kind: str) -> torch.Tensor:
     return (drawn.abs_().clamp_(max=127) if kind == "positive" else drawn).to(torch.int8)
 
 
-def varied(draws: Draws, count: int, typical: float) -> torch.Tensor:
-    """float32 scales [count], log-uniform within a factor of 4 of `typical`."""
-    return torch.exp2(draws.uniform([count], -2.0, 2.0)).mul_(typical)
+def varied(draws: Draws, count: int, typical: float, spread: tuple[int, int] = (0, 0)) -> torch.Tensor:
+    """float32 scales [count], log-uniform within a factor of 4 of `typical` times powers of two of these exponents."""
+    found = torch.exp2(draws.uniform([count], -2.0, 2.0)).mul_(typical)
+    return found if spread == (0, 0) else found.mul_(draws.powers(count, *spread))
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     n, k, kind = definition.const_axes["n"], definition.const_axes["k"], plan["values"]
+    of_rows, of_columns = (ROWS_SPREAD, SCALES_SPREAD) if kind == "spread" else ((0, 0), (0, 0))
     return {
         "A": codes(draws, [plan["m"], k], kind),
         "B": codes(draws, [n, k], kind),
-        "A_scale": varied(draws, plan["m"], factor(kind) / CODE_SIGMA),
-        "B_scale": varied(draws, n, k**-0.5 / CODE_SIGMA),
+        "A_scale": varied(draws, plan["m"], factor(kind) / CODE_SIGMA, of_rows),
+        "B_scale": varied(draws, n, k**-0.5 / CODE_SIGMA, of_columns),
     }
 
 
@@ -90,6 +92,7 @@ FAMILIES = (
         twin={"n": 48, "k": 2080},
         plan=PLAN,
         make_inputs=make_inputs,
+        isolated=("A_scale",),
         oracle=oracle,
         compare={"C": SCALED},
         kernels=(Kernel("sgl_kernel.int8_scaled_mm", run_sgl, limits={"m": (1, 1 << 20)}),),

@@ -19,6 +19,8 @@ FACTORS = {"large": 8.0, "tiny": 0.05, "huge": 16.0, "minute": 0.01, "positive":
 #: Factors of the scales of tokens and of channels, of which one is subnormal in float16; for corners on a CPU. The sums
 #: of activations are none of the codes there: they are an input of its own.
 FAINT = {"faint_a": (1e-3, 100.0), "faint_w": (100.0, 1e-3)}
+#: Exponents by which scales of tokens and of channels differ if they are spread: as far as float16 results can.
+SPREAD = -6, 2
 #: Deviations of weights (uniform 0..15) and of activations.
 TYPICAL = 1 / (8 * 32)
 #: float32 roundings of each of the two terms and of their difference.
@@ -44,7 +46,9 @@ def activations(definition: Definition, plan: Plan, draws: Draws) -> tuple[torch
     n, k, kind = definition.const_axes["n"], definition.const_axes["k"], plan["values"]
     a = codes(draws, [plan["m"], k], kind)
     of_a, of_w = FAINT.get(kind, (FACTORS.get(kind, 1.0), 1.0))
-    return a, halves(varied(draws, plan["m"], of_a * 0.02)), halves(varied(draws, n, of_w * TYPICAL * 50 * k**-0.5))
+    spread = SPREAD if kind == "spread" else (0, 0)
+    of_rows = varied(draws, plan["m"], of_a * 0.02, spread)
+    return a, halves(of_rows), halves(varied(draws, n, of_w * TYPICAL * 50 * k**-0.5, spread))
 
 
 def packed_weights(definition: Definition, draws: Draws) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """What Hopper's fp8 tensor cores lose, and the policies of kernels that use them.
 
 An instruction multiplies 32 pairs of codes for each output. It aligns the 32 products and the running sum with the
-largest of them and cuts each off, towards zero, below its 13th bit after the leading one (measured, and described in
+largest of them and cuts each off, toward zero, below its 13th bit after the leading one (measured, and described in
 section 3.3.2 of DeepSeek-V3's technical report, arXiv 2412.19437). Unlike rounding to nearest this has a preferred
 direction: where all terms have the same sign, each loses half a unit on average, and the loss grows with the square of
 the length: measured -0.5 % at k = 512, -3.1 % at 2048, -25 % at 16384. Kernels with block scales ("promotion") move the
@@ -27,8 +27,6 @@ import torch
 
 from flashinfer_trace.verdict.compare import CONFIDENCE, Expected, rounding_error, summation_error, unit_roundoff
 from flashinfer_trace.verdict.intervals import Interval
-
-__all__ = ["TRUNCATED", "Loss", "truncated_parts", "truncated_product"]
 
 #: Products that one instruction adds.
 STEP = 32
@@ -152,6 +150,6 @@ def truncated_gain(expected: Expected) -> tuple[float, float]:
 
 TRUNCATED = Interval(
     truncated_limits,
-    "fp8 tensor core: each of 34 terms of an instruction loses up to 2^-13 of the largest, towards zero; bf16 rounding",
+    "fp8 tensor core: each of 34 terms of an instruction loses up to 2^-13 of the largest, toward zero; bf16 rounding",
     gain=truncated_gain,
 )

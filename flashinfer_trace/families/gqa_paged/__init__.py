@@ -9,8 +9,6 @@ from flashinfer_trace.families.gqa_paged.inputs import make_inputs, oracle
 from flashinfer_trace.families.gqa_paged.kernels import DECODE, PREFILL, TRITON_DECODE
 from flashinfer_trace.harness.family import Family, Kernel
 
-__all__ = ["FAMILIES"]
-
 #: Three query heads per group, so that h // 3, h % 2 and h // 2 differ.
 TWIN = {"num_qo_heads": 6, "num_kv_heads": 2, "head_dim": 64}
 

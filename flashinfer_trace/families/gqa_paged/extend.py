@@ -8,6 +8,7 @@ values; nothing is split, and no lse is returned. Loads beyond the end of a requ
 from __future__ import annotations
 
 import itertools
+import math
 
 import torch
 
@@ -26,16 +27,15 @@ from flashinfer_trace.families.attention.cases import (
 )
 from flashinfer_trace.families.attention.kernels import BATCHES, QUERIES
 from flashinfer_trace.families.attention.oracle import any_chunks, expected_outputs
-from flashinfer_trace.families.attention.paged import PageTable, spoil_unused
+from flashinfer_trace.families.attention.paged import PageTable, spoil_request, spoil_unused
 from flashinfer_trace.families.attention.paged_cases import page_table
 from flashinfer_trace.families.attention.policies import OUTPUT, kernel_policies
 from flashinfer_trace.families.attention.tiles import Memory
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, KernelCall, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws, indptr
+from flashinfer_trace.harness.layouts import LAYOUT, NAN_ROW
 from flashinfer_trace.verdict.compare import Expected
-
-__all__ = ["FAMILIES"]
 
 MODULE = "sglang.kernels.ops.attention.extend_attention"
 #: Every query has at least its own key.
@@ -64,11 +64,14 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
         values.abs_()
     q = draws.normal([new, heads, qk_dim], scale=query_scale(kind))
     give_signs(kind, q, keys)
-    if kind == "peaked":
-        add_peaks(q, keys, q_lens, plan["kv_lens"], sm_scale, draws, places(table, q_lens))
+    add_peaks(kind, q, keys, q_lens, plan["kv_lens"], sm_scale, draws, places(table, q_lens))
     buffers = {"k_buffer": keys[:slots].unsqueeze(1), "v_buffer": values[:slots].unsqueeze(1)}
     for buffer in buffers.values():
         spoil_unused(buffer, table.used(device), plan["unused"])
+    if plan.get(LAYOUT) == NAN_ROW:
+        spoil_request(table, q_lens, q, list(buffers.values()))
+        for new_rows in (keys[slots:], values[slots:]):
+            new_rows.masked_fill_(q[:, :1, :1].isnan(), math.nan)
     inputs = {
         "q": q.to(torch.bfloat16),
         "k": keys[slots:].contiguous(),
@@ -172,6 +175,8 @@ FAMILIES = (
         twin={"num_qo_heads": 6, "num_kv_heads": 2, "qk_dim": 64, "vo_dim": 48},
         plan=Requests("num_slots", corners, OPTIONS),
         make_inputs=make_inputs,
+        strided=("q", "k", "v", "k_buffer", "v_buffer"),
+        isolated=("q",),
         oracle=oracle,
         compare={"output": OUTPUT},
         kernels=(

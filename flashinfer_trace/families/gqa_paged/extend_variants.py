@@ -29,8 +29,6 @@ from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Kernel, Plan, PlanRequest
 from flashinfer_trace.verdict.compare import ErrorBound, Expected
 
-__all__ = ["FAMILIES"]
-
 (PLAIN,) = extend.FAMILIES
 
 

@@ -21,7 +21,9 @@ import torch
 from flashinfer_trace.families.attention import flash_attention, triton
 from flashinfer_trace.families.attention.cases import (
     BEYOND_FLOAT16,
+    EDGES,
     LOGIT_KINDS,
+    PEAKED,
     add_peaks,
     give_signs,
     query_scale,
@@ -42,8 +44,6 @@ from flashinfer_trace.harness.family import Inputs, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.verdict.compare import CONFIDENCE, ErrorBound, Expected, Policy, host_figures
 
-__all__ = ["FAMILIES"]
-
 #: One rounding to e4m3: 2^-4 of a number, or 2^-10 below 2^-6, where numbers are 2^-9 apart.
 E4M3, SMALLEST_STEP, SUBNORMAL = 2.0**-4, 2.0**-10, 2.0**-6
 #: A sum of products of fp8 on tensor cores drops up to 2^-13 of itself at each of at most 8 steps.
@@ -53,7 +53,7 @@ MANY_PAGES = 36_000
 #: Scales of a cache: the default; others that no power of two hides; and those of keys and values that exceed float16's
 #: range although no code does. The kernel multiplies float32 numbers by them.
 #: Where logits are vast, codes are so many times the usual ones: up to 448, e4m3's largest number.
-WIDE = 96.0
+WIDE = 192.0
 SCALES = {
     "normal": (1.0, 1.0),
     "large": (0.7, 1.5),
@@ -79,16 +79,16 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     give_signs(kind, q, caches["k_cache"])
     size = WIDE if kind == "vast" else 1.0
     codes = {name: (cache * size).clamp(-448, 448).to(torch.float8_e4m3fn) for name, cache in caches.items()}
-    if kind == "peaked":
+    if kind in PEAKED:
         keys = codes["k_cache"].float().flatten(0, 1)
-        add_peaks(q, keys, [1] * len(requests), requests, sm_scale, draws, table.slots)
+        add_peaks(kind, q, keys, [1] * len(requests), requests, sm_scale, draws, table.slots)
     used = table.used(draws.device)
     for name, code in codes.items():
         spoiled = code.float().clamp(-100, 100)
         spoil_unused(spoiled, used, plan["unused"])
         unused = ~used.view(*used.shape, 1, 1)
         codes[name] = torch.where(unused, spoiled.clamp(-448, 448), code.float()).to(torch.float8_e4m3fn)
-    if kind in LOGIT_KINDS:
+    if kind in (*LOGIT_KINDS, EDGES):
         q = in_fp8(q).float()
     inputs = {"q": q.to(torch.bfloat16), **codes, "k_scale": k_scale, "v_scale": v_scale, "sm_scale": sm_scale}
     inputs |= index_inputs(table, plan, draws.device)
@@ -235,7 +235,7 @@ def corners(request: PlanRequest) -> list[Plan]:
     Queries of the kind beyond_float16 are 0 in e4m3: kernels get zeros instead, with the same scales of the cache. What
     e4m3 does to the queries of spread and vast logits is no error of a kernel.
     """
-    found = list(FAMILY.corners(request))
+    found = list(FAMILY.plan.corners(request))
     if request.large or request.plan_options is not None:  # for a kernel
         found = [plan for plan in found if plan["logits"] not in ("spread", "vast")]
         return [{**plan, "logits": "uniform"} if plan["logits"] == "beyond_float16" else plan for plan in found]

@@ -6,12 +6,13 @@ import torch
 
 from flashinfer_trace.families.attention.cases import add_peaks, give_signs, query_scale, softmax_scale, value_scale
 from flashinfer_trace.families.attention.oracle import any_chunks, expected_outputs
-from flashinfer_trace.families.attention.paged import spoil_unused
+from flashinfer_trace.families.attention.paged import spoil_request, spoil_unused
 from flashinfer_trace.families.attention.paged_cases import index_inputs, page_table, paged_memory, query_lengths
 from flashinfer_trace.families.attention.tiles import Memory
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Plan
 from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.harness.layouts import LAYOUT, NAN_ROW
 from flashinfer_trace.verdict.compare import Expected
 
 
@@ -27,11 +28,12 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
         v_cache.abs_()
     q = draws.normal([sum(q_lens), heads, dim], scale=query_scale(kind))
     give_signs(kind, q, k_cache)
-    if kind == "peaked":
-        add_peaks(q, k_cache.flatten(0, 1), q_lens, plan["kv_lens"], sm_scale, draws, table.slots)
+    add_peaks(kind, q, k_cache.flatten(0, 1), q_lens, plan["kv_lens"], sm_scale, draws, table.slots)
     used = table.used(device)
     for cache in (k_cache, v_cache):
         spoil_unused(cache, used, plan["unused"])
+    if plan.get(LAYOUT) == NAN_ROW:
+        spoil_request(table, q_lens, q, (k_cache, v_cache))
     inputs = {"q": q.to(torch.bfloat16), "k_cache": k_cache, "v_cache": v_cache, "sm_scale": sm_scale}
     inputs |= index_inputs(table, plan, device)
     return {name: inputs[name] for name in definition.inputs}

@@ -5,7 +5,7 @@ kernels/ops/attention/decode_attention.py and extend_attention.py):
 
 - tanh x is 2 sigmoid(2 x) - 1, so that its error does not become smaller with x: see `CAP_ERROR`.
 - A sink adds exp(sink - m) to the denominator, where m is the largest logit of a key, or the largest lse of a part.
-  Where that exceeds float32's range, the output is 0: see `attention.variants.flushed`.
+  Where that exceeds float32's range, the output is 0: see `attention.variants.below_the_sink`.
 - SGLang passes sinks in bf16, the dtype of its models; kernels widen them to float32.
 - A window is none of the decode kernel's business: SGLang gives it the slots of the keys in the window only.
 """
@@ -22,8 +22,6 @@ from flashinfer_trace.families.attention.variants import with_error, with_flushe
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Kernel, Outputs
 from flashinfer_trace.verdict.compare import ErrorBound, Expected, Policy
-
-__all__ = ["decode_kernel", "with_cap", "with_cap_error"]
 
 #: Absolute error of a capped logit, as a multiple of the cap. Each of these is a bound in units of 2^-24: the quotient
 #: logit / cap is within 2 ulp, 4 |x|, of which tanh leaves less than 2; sigmoid(y) = 1 / (1 + exp(-y)) is within

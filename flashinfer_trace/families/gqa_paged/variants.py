@@ -48,8 +48,6 @@ from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs
 from flashinfer_trace.verdict.compare import Expected
 
-__all__ = ["FAMILIES"]
-
 SINK_PATH = "flashinfer.attention.BatchAttentionWithAttentionSinkWrapper"
 DECODE, PREFILL = "gqa_paged_decode", "gqa_paged_prefill_causal"
 

@@ -11,8 +11,6 @@ from flashinfer_trace.families.mla_paged.kernels import DECODE, PREFILL
 from flashinfer_trace.families.mla_paged.sglang_kernels import FLASH_MLA, TRITON_DECODE
 from flashinfer_trace.harness.family import Family, Kernel
 
-__all__ = ["FAMILIES"]
-
 TWIN = {"num_qo_heads": 4, "head_dim_ckv": 64, "head_dim_kpe": 16}
 
 

@@ -17,12 +17,6 @@ from flashinfer_trace.families.attention.policies import Rounding, kernel_polici
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Kernel, Outputs
 
-__all__ = [
-    "ROUNDING",
-    "TRTLLM_DECODE",
-    "call_trtllm",
-]
-
 ROUNDING = Rounding(weights=True, sum=True, partial=1)
 #: What SGLang gives trtllm-gen; it must be zeros before the first call.
 WORKSPACE_BYTES = 150 * 2**20

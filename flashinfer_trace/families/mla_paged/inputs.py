@@ -43,9 +43,8 @@ def all_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
         cache.abs_()
     queries = draws.normal([sum(q_lens), heads, ckv_dim + kpe_dim], scale=query_scale(kind))
     give_signs(kind, queries, cache)
-    if kind == "peaked":
-        tokens = cache.flatten(0, 1).unsqueeze(1)
-        add_peaks(queries, tokens, q_lens, plan["kv_lens"], sm_scale, draws, table.slots)
+    tokens = cache.flatten(0, 1).unsqueeze(1)
+    add_peaks(kind, queries, tokens, q_lens, plan["kv_lens"], sm_scale, draws, table.slots)
     spoil_unused(cache, table.used(device), plan["unused"])
     queries = queries.to(torch.bfloat16)
     return {
@@ -76,7 +75,7 @@ def memory(inputs: Inputs, page_size: int) -> Memory:
 
 
 def planned_chunks(p: torch.Tensor, values: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sums of |partial output| and of its square over chunks of keys, each maximised over the possible chunk lengths.
+    """Sums of |partial output| and of its square over chunks of keys, each maximized over the possible chunk lengths.
 
     flashinfer's MLAPlan splits the keys of a request into chunks of 32, 64, 128, 192 or a multiple of 256 tokens,
     depending on the load of the GPU; each partial output is stored in bf16. Keys that fit in one chunk are not split,

@@ -23,8 +23,6 @@ from flashinfer_trace.harness.family import Inputs, Kernel, KernelCall, Outputs,
 from flashinfer_trace.harness.inputs import Draws, indptr
 from flashinfer_trace.verdict.compare import Expected
 
-__all__ = ["FAMILIES"]
-
 #: Requests that every kernel takes, as `BATCHES` says it of offsets.
 REQUESTS = (1, (1 << 20) - 1)
 

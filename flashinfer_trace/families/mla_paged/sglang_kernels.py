@@ -18,8 +18,6 @@ from flashinfer_trace.families.mla_paged.inputs import queries_of
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Kernel, Outputs
 
-__all__ = ["FLASH_MLA", "TRITON_DECODE"]
-
 PAGE_SIZE = 64
 
 

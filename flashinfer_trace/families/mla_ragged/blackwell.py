@@ -8,8 +8,6 @@ from flashinfer_trace.families.mla_paged.blackwell import ROUNDING, workspace
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Kernel, Outputs
 
-__all__ = ["TRTLLM_RAGGED"]
-
 
 def run_trtllm(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     from flashinfer.prefill import trtllm_ragged_attention_deepseek

@@ -9,6 +9,4 @@ from __future__ import annotations
 from flashinfer_trace.families.moe.deepseek import FAMILIES as DEEPSEEK
 from flashinfer_trace.families.moe.softmax import FAMILIES as SOFTMAX
 
-__all__ = ["FAMILIES"]
-
 FAMILIES = (*DEEPSEEK, *SOFTMAX)

@@ -19,11 +19,11 @@ from flashinfer_trace.families.moe.inputs import (
     experts_family,
     faint_logits,
     fp8_experts,
-    hidden_values,
     ranks_of,
+    spoil_unchosen,
     tied_logits,
 )
-from flashinfer_trace.families.moe.oracle import in_groups, oracle
+from flashinfer_trace.families.moe.oracle import in_groups, oracle, route
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws
@@ -80,7 +80,7 @@ PLAN = RowPlans(
 
 
 def draw_bias(definition: Definition, plan: Plan, draws: Draws) -> torch.Tensor:
-    """bfloat16 [num_experts]. Large biases are 32 or 32.25, which are neighbours in bfloat16."""
+    """bfloat16 [num_experts]. Large biases are 32 or 32.25, which are neighbors in bfloat16."""
     shape = [definition.const_axes["num_experts"]]
     if plan["bias"] == "beyond_float16":
         return (torch.arange(1, shape[0] + 1, device=draws.device) * 65536.0).to(torch.bfloat16)
@@ -136,17 +136,18 @@ def draw_logits(definition: Definition, plan: Plan, bias: torch.Tensor, draws: D
 
 
 def make_inputs(
-    experts: Callable[[Definition, torch.Tensor, Draws], Inputs], definition: Definition, plan: Plan, draws: Draws
+    experts: Callable[[Definition, Plan, Draws], Inputs], definition: Definition, plan: Plan, draws: Draws
 ) -> Inputs:
-    """Inputs whose activations and weights `experts` makes, from float32 hidden states."""
+    """Inputs whose activations and weights `experts` makes."""
     bias = draw_bias(definition, plan, draws)
-    return {
+    found = {
         "routing_logits": draw_logits(definition, plan, bias, draws),
         "routing_bias": bias,
-        **experts(definition, hidden_values(definition, plan, draws), draws),
+        **experts(definition, plan, draws),
         "local_expert_offset": plan["rank"] * definition.const_axes["num_local_experts"],
         "routed_scaling_factor": plan["factor"],
     }
+    return spoil_unchosen(definition, plan, found, lambda: route(definition, found) > 0)
 
 
 FAMILIES = (

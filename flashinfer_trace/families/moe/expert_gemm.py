@@ -25,18 +25,19 @@ from flashinfer_trace.families.moe.sorting import CHOICES
 from flashinfer_trace.families.quantized import BLOCK, CODE_SIGMA, dequantized, normal_codes, varied_scales
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
-from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.harness.inputs import SCALES_SPREAD, Draws
 from flashinfer_trace.harness.plans import FLAG, Count, RowPlans
 from flashinfer_trace.verdict.compare import Expected
 
 #: ``positive``: activations of one sign. ``integers``: sums are exact in float32, so a kernel must round correctly.
-KINDS = ("normal", "large", "tiny", "positive", "integers")
+#: ``spread``: rows, and scales of rows of weights, of very different magnitude.
+KINDS = ("normal", "large", "tiny", "positive", "integers", "spread")
 #: ``vanishing``: far below the smallest scale, so that codes have few bits left.
-FP8_KINDS = ("normal", "large", "tiny", "positive", "vanishing")
+FP8_KINDS = ("normal", "large", "tiny", "positive", "vanishing", "spread")
 
 #: How tokens choose on a GPU. Most cases are of few experts: where all are chosen, the weights of all are read several
 #: times, although each expert is judged by itself.
-CHOICES_OF_MANY = (*CHOICES, *("neighbours",) * 7)
+CHOICES_OF_MANY = (*CHOICES, *("neighbors",) * 7)
 #: About 7 times the smallest e4m3 number, in units of the smallest scale, 1e-10 / 448.
 VANISHING = 3e-15
 #: Rows of one expert, more than tiles of kernels have.
@@ -107,7 +108,7 @@ def routed_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 def bf16_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     axes = definition.const_axes
     known = routed_inputs(definition, plan, draws)
-    kind = "integers" if plan["values"] == "integers" else "normal"
+    kind = plan["values"] if plan["values"] in ("integers", "spread") else "normal"
     shape = [axes["num_experts"], axes["n"], axes["k"]]
     known["weights"] = draws.matrices(shape, torch.bfloat16, kind, axes["k"] ** -0.5)
     return {name: known[name] for name in definition.inputs}
@@ -118,7 +119,8 @@ def fp8_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     known = routed_inputs(definition, plan, draws)
     known["weights"] = normal_codes(draws, [axes["num_experts"], axes["n"], axes["k"]])
     shape = [axes["num_experts"], axes["num_n_blocks"], axes["num_k_blocks"]]
-    known["weights_scale"] = varied_scales(draws, shape, 1 / (CODE_SIGMA * axes["k"] ** 0.5))
+    spread = SCALES_SPREAD if plan["values"] == "spread" else (0, 0)
+    known["weights_scale"] = varied_scales(draws, shape, 1 / (CODE_SIGMA * axes["k"] ** 0.5), spread)
     return {name: known[name] for name in definition.inputs}
 
 
@@ -237,6 +239,8 @@ FAMILIES = (
         twin={**TWIN, "n": 24, "k": 80},
         plan=PLAN,
         make_inputs=bf16_inputs,
+        strided=("hidden_states",),
+        isolated=("hidden_states",),
         oracle=bf16_oracle,
         compare={"output": PRODUCT},
         kernels=(BF16,),
@@ -247,6 +251,7 @@ FAMILIES = (
         twin={**TWIN, "n": 256, "k": 384, "num_n_blocks": 2, "num_k_blocks": 3},
         plan=FP8_PLAN,
         make_inputs=fp8_inputs,
+        isolated=("hidden_states",),  # its quantizer takes dense rows
         oracle=fp8_oracle,
         compare={"output": QUANTIZED},
         kernels=(FP8,),

@@ -34,7 +34,7 @@ LOGIT_RANGE = 30.0
 #: score of 1, and biases that decide between scores of 1, further apart than errors of `TANH_ERROR` on both sides.
 BEYOND_FLOAT16 = 99840.0
 FAINT, RISING = 2.0**-17, 2.0**-10
-#: How often inputs are drawn. With equal logits the bias alone decides: of 384 small ones, two neighbours among the
+#: How often inputs are drawn. With equal logits the bias alone decides: of 384 small ones, two neighbors among the
 #: best are too close for every row in about 4 of 100 draws.
 ATTEMPTS = 10
 
@@ -144,7 +144,7 @@ def decidable(
     ties: bool = True,
     any_logit: bool = False,
 ) -> torch.Tensor:
-    """Rows whose choice and order float32 cannot change: neighbours are equal, or farther apart than their errors.
+    """Rows whose choice and order float32 cannot change: neighbors are equal, or farther apart than their errors.
 
     Equal logits with equal biases tie in any arithmetic; almost equal scores do not. Two pairs of experts whose scores
     have the same sum need not tie, so that groups must differ, or have equal best experts.

@@ -21,18 +21,19 @@ from flashinfer_trace.families.quantized import (
 )
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Plan
-from flashinfer_trace.harness.inputs import Draws, indptr, split
+from flashinfer_trace.harness.inputs import SCALES_SPREAD, Draws, indptr, split
 from flashinfer_trace.harness.plans import FLAG, Count, Drawn, RowPlans
 from flashinfer_trace.verdict.compare import Expected
 
 #: ``integers``: small codes, and scales that are powers of two: every sum is exact, in any kernel.
-KINDS = ("normal", "large", "tiny", "integers")
+#: ``spread``: rows, and scales of rows of weights, of very different magnitude.
+KINDS = ("normal", "large", "tiny", "integers", "spread")
 #: ``one``: all rows belong to one expert; ``even``: as evenly as they can be; ``uneven``: some experts have none.
 #: Traffic has ``routed`` ones: each row chose its expert by chance.
 GROUPS = ("uneven", "even", "one")
-#: On a GPU, most cases are of a few experts, as in `expert_gemm`: only ``neighbours`` have rows, NEIGHBOURS in a row.
-GROUPS_OF_MANY = (*GROUPS, *("neighbours",) * 5)
-NEIGHBOURS = 16
+#: On a GPU, most cases are of a few experts, as in `expert_gemm`: only ``neighbors`` have rows, NEIGHBORS in a row.
+GROUPS_OF_MANY = (*GROUPS, *("neighbors",) * 5)
+NEIGHBORS = 16
 #: How many times larger than others the scales of int4 weights of huge values are: beyond float16's range.
 HUGE_SCALES = 2.0**30
 
@@ -62,7 +63,7 @@ def group_lengths(total: int, experts: int, kind: str, draws: Draws) -> list[int
     if kind == "routed":
         rows = Counter(draws.host_integers(total, 0, experts - 1))
         return [rows[expert] for expert in range(experts)]
-    among = min(experts, NEIGHBOURS) if kind == "neighbours" else experts
+    among = min(experts, NEIGHBORS) if kind == "neighbors" else experts
     first = draws.host_integers(1, 0, experts - among)[0]
     return [0] * first + split(total, among, draws) + [0] * (experts - among - first)
 
@@ -88,6 +89,11 @@ def powers(shape: list[int], draws: Draws) -> torch.Tensor:
     return torch.exp2(draws.integers(shape, -1, 1).float())
 
 
+def spread_of(plan: Plan) -> tuple[int, int]:
+    """The exponents between which scales of weights differ."""
+    return SCALES_SPREAD if plan["values"] == "spread" else (0, 0)
+
+
 def fp8_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     """Offsets are drawn before the weights, so that a seed has the same ones for weights of any size."""
     axes, rows = definition.const_axes, activations(definition, plan, draws)
@@ -100,22 +106,22 @@ def fp8_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     else:
         own = quantize_groups(rows)
         typical = 1 / (CODE_SIGMA * axes["k"] ** 0.5)
-        weights = (normal_codes(draws, shape), varied_scales(draws, scales, typical))
+        weights = (normal_codes(draws, shape), varied_scales(draws, scales, typical, spread_of(plan)))
     known = {**dict(zip(("a", "a_scale"), own, strict=True)), **dict(zip(("b", "b_scale"), weights, strict=True))}
     return {**known, "expert_offsets": offsets}
 
 
 def w4a8_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """Activations with one scale, and random bytes: each has two weights."""
-    axes, rows = definition.const_axes, activations(definition, plan, draws)
-    experts, n = axes["num_experts"], axes["n"]
+    """Activations with one scale, of about the same magnitude, and random bytes: each has two weights."""
+    axes, experts, n = definition.const_axes, definition.const_axes["num_experts"], definition.const_axes["n"]
+    rows = activations(definition, {**plan, "values": "normal"} if plan["values"] == "spread" else plan, draws)
     whole = plan["values"] == "integers"
     scale = torch.ones(1, device=draws.device)
     if not whole and len(rows):
         scale = (rows.abs().max() / 448).clamp_min(1e-10).view(1)
     shape = [experts, n, axes["num_k_blocks"]]
     typical = (HUGE_SCALES if plan["values"] == "huge" else 1.0) / (4.6 * axes["k"] ** 0.5)
-    scales = powers(shape, draws) if whole else varied_scales(draws, shape, typical)
+    scales = powers(shape, draws) if whole else varied_scales(draws, shape, typical, spread_of(plan))
     return {
         "a": (rows / scale).clamp(-448, 448).to(torch.float8_e4m3fn),
         "a_scale": scale,
@@ -187,6 +193,7 @@ FAMILIES = (
         twin={**TWIN, "num_n_blocks": 2},
         plan=PLAN,
         make_inputs=fp8_inputs,
+        isolated=("a",),
         oracle=fp8_oracle,
         compare={"output": PRODUCT},
         kernels=kernels.FP8,
@@ -197,6 +204,7 @@ FAMILIES = (
         twin={**TWIN, "n": 48, "k_bytes": 192},
         plan=PLAN,
         make_inputs=w4a8_inputs,
+        isolated=("a",),
         oracle=w4a8_oracle,
         compare={"output": PRODUCT},
         kernels=kernels.W4A8,

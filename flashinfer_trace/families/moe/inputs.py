@@ -11,12 +11,18 @@ from flashinfer_trace.families.quantized import BLOCK, CODE_SIGMA, normal_codes,
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Plan
 from flashinfer_trace.harness.faults import FaultyCase, with_inputs
-from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.harness.inputs import ROWS_SPREAD, Draws
+from flashinfer_trace.harness.layouts import LAYOUT, NAN_BYTE, NAN_ROW
 from flashinfer_trace.harness.plans import PlanRequest, RowPlans
 from flashinfer_trace.harness.refusals import take
 from flashinfer_trace.verdict.compare import Expected
 
-VALUES = {"normal": 1.0, "large": 300.0, "tiny": 0.01}
+#: ``spread``: tokens that are 2^-10 to 2^10 times as large, and fp8 weights with scales like those of checkpoints.
+VALUES = {"normal": 1.0, "large": 300.0, "tiny": 0.01, "spread": 1.0}
+#: Exponents by which spread scales of fp8 weights differ, for each block of intermediate features (of up, undone by
+#: gemm2's) and for each block of outputs: gemm1's are from 2e-8 on then, gemm2's from 1e-9 to 1e2. Neither hides
+#: others: every block of intermediate features is as large in the outputs, and outputs are independent.
+UP_SPREAD, OUTPUT_SPREAD = (-14, 2), (-16, 4)
 #: Only in corners: beyond float16's range.
 CORNER_VALUES = {"huge": 1e5}
 #: ``random``; ``ties``: logits of a few values; ``local``: all choices are on this rank, if it has enough experts;
@@ -72,14 +78,17 @@ def hidden_values(definition: Definition, plan: Plan, draws: Draws) -> torch.Ten
         torch.exp2(draws.uniform([count, -(-hidden_size // BLOCK)], -0.5, 0.5))
         * {**VALUES, **CORNER_VALUES}[plan["values"]]
     )
+    if plan["values"] == "spread":
+        blocks *= draws.powers(count, *ROWS_SPREAD).unsqueeze(1)
     hidden = draws.normal([count, hidden_size]) * blocks.repeat_interleave(BLOCK, dim=1)[:, :hidden_size]
     if plan["zero_row"] and count:
         hidden[count // 2] = 0
     return hidden
 
 
-def fp8_experts(definition: Definition, hidden: torch.Tensor, draws: Draws) -> Inputs:
+def fp8_experts(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     """Hidden states quantized in groups, and weights like trained ones."""
+    hidden = hidden_values(definition, plan, draws)
     axes = definition.const_axes
     experts, hidden_size, size = axes["num_local_experts"], axes["hidden_size"], axes["intermediate_size"]
     codes, scales = quantize_groups(hidden)
@@ -90,7 +99,7 @@ def fp8_experts(definition: Definition, hidden: torch.Tensor, draws: Draws) -> I
         assert shape is not None
         return varied_scales(draws, shape, 1 / (CODE_SIGMA * features**0.5))
 
-    return {
+    found = {
         "hidden_states": codes,
         "hidden_states_scale": scales.T.contiguous(),
         "gemm1_weights": normal_codes(draws, [experts, 2 * size, hidden_size]),
@@ -98,17 +107,40 @@ def fp8_experts(definition: Definition, hidden: torch.Tensor, draws: Draws) -> I
         "gemm2_weights": normal_codes(draws, [experts, hidden_size, size]),
         "gemm2_weights_scale": scales_of("gemm2_weights_scale", size),
     }
+    if plan["values"] == "spread":
+        blocks = size // BLOCK
+        up = draws.powers(experts * blocks, *UP_SPREAD).view(experts, blocks)
+        found["gemm1_weights_scale"][:, :blocks] *= up.unsqueeze(2)
+        found["gemm2_weights_scale"] *= up.reciprocal().unsqueeze(1)
+        found["gemm2_weights_scale"] *= draws.powers(hidden_size // BLOCK, *OUTPUT_SPREAD).view(-1, 1)
+    return found
+
+
+def spoil_unchosen(definition: Definition, plan: Plan, inputs: Inputs, chosen: Callable[[], torch.Tensor]) -> Inputs:
+    """The inputs; where one token is NaN, the weights of local experts that no token chose are NaN as well, which no
+    kernel may multiply by 0.
+
+    Args:
+        chosen: gives who chose whom, bool [seq_len, num_experts].
+    """
+    if plan.get(LAYOUT) == NAN_ROW:
+        first, count = inputs["local_expert_offset"], definition.const_axes["num_local_experts"]
+        for expert in (~chosen()[:, first : first + count].any(dim=0)).nonzero().flatten().tolist():
+            for name in ("gemm1_weights", "gemm1_weights_scale", "gemm2_weights", "gemm2_weights_scale"):
+                if name in inputs:
+                    inputs[name][expert].view(torch.uint8).fill_(NAN_BYTE)
+    return inputs
 
 
 def drawn_ids(count: int, top_k: int, experts: int, choice: str, draws: Draws) -> torch.Tensor:
     """int32 [count, top_k]: different experts for each token, or -1 for those on other ranks.
 
-    ``random``; ``skewed``: some experts more often than others; ``few``: of the last top_k + 1 experts; ``neighbours``:
+    ``random``; ``skewed``: some experts more often than others; ``few``: of the last top_k + 1 experts; ``neighbors``:
     of 2 top_k experts in a row; ``elsewhere``: about half are on other ranks; ``nobody``: all are; ``one_expert``: the
     first choice is the same for all tokens, and the others are on other ranks.
     """
-    among = min(experts, {"few": top_k + 1, "neighbours": 2 * top_k}.get(choice, experts))
-    first = draws.host_integers(1, 0, experts - among)[0] if choice == "neighbours" else experts - among
+    among = min(experts, {"few": top_k + 1, "neighbors": 2 * top_k}.get(choice, experts))
+    first = draws.host_integers(1, 0, experts - among)[0] if choice == "neighbors" else experts - among
     scores = draws.uniform([count, among])
     if choice == "skewed":
         scores += draws.uniform([1, among])
@@ -174,6 +206,7 @@ def experts_family(
         compare={"output": REFERENCE},
         kernels=kernels,
         faults=EXPERT_FAULTS,
+        isolated=() if "nvfp4" in name else ("hidden_states",),  # codes of nvfp4 have no NaN
         unseen={} if "bf16" in name else FP8_UNSEEN,
         unverified=unverified,
     )

@@ -103,7 +103,7 @@ def e4m3_grid(device: torch.device) -> torch.Tensor:
 
 
 def quant_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """By comparison with the boundaries between neighbouring numbers; both where a value is close to one."""
+    """By comparison with the boundaries between neighboring numbers; both where a value is close to one."""
     rows, ends = inputs["input"].double(), inputs["expert_offsets"].tolist()
     factor = torch.empty(len(rows), 1, 1, dtype=torch.float64, device=rows.device)
     for expert, (start, end) in enumerate(itertools.pairwise(ends)):

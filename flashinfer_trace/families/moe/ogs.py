@@ -36,10 +36,10 @@ from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.plans import FLAG, Count, Drawn, RowPlans
 from flashinfer_trace.verdict.compare import ErrorBound, Expected, rounding_error, summation_error, unit_roundoff
 
-__all__ = ["FAMILIES"]
-
-#: ``integers``: sums are exact in float32.
-KINDS = ("normal", "large", "tiny", "positive", "integers")
+#: ``integers``: sums are exact in float32; ``spread``: rows, and scales of rows of weights, of different magnitude.
+KINDS = ("normal", "large", "tiny", "positive", "integers", "spread")
+#: Exponents by which spread scales of weights differ beside the usual ones.
+SCALES_SPREAD = -24, 16
 #: What a clamped SwiGLU takes besides; the first ones are those of gpt-oss.
 ALPHAS, LIMITS = (1.702, 1.0, 0.5), (7.0, 1.5, 20.0)
 #: Only a corner has weights of this kind: blocks of features have scales of 2^FAR and 2^-FAR in turn, and activations
@@ -126,6 +126,8 @@ def drawn_weights(definition: Definition, scale: float, kind: str, draws: Draws)
     typical = 130 if kind == "large" else 127 + round(math.log2(scale / MXFP4_SIGMA))
     codes = draws.integers([experts, n, axes["k_bytes"]], -128, 127, torch.int8)
     exponents = draws.integers([experts, n, axes["num_k_blocks"]], typical - 1, typical + 1)
+    if kind == "spread":
+        exponents += draws.exponents(experts * n, *SCALES_SPREAD).view(experts, n, 1)
     if kind == "far":
         exponents += far_exponents(axes["num_k_blocks"], draws)
     return {"weights": codes, "weights_scale": exponents.to(torch.int8)}

@@ -29,8 +29,6 @@ from flashinfer_trace.verdict.compare import (
     unit_roundoff,
 )
 
-__all__ = ["FAMILIES"]
-
 MODULE = "sglang.kernels.ops.moe.ep_moe_kernels"
 BFLOAT16 = unit_roundoff(torch.bfloat16)
 #: Which of a token's experts are on this rank: all, any number of them, or none for every other token.

@@ -15,7 +15,7 @@ from flashinfer_trace.verdict.copies import SameBits
 from flashinfer_trace.verdict.tensors import as_integers, torch_dtype
 
 #: ``positive``: no term cancels another, so that a missing one shows.
-KINDS = ("normal", "integers", "large", "tiny", "positive")
+KINDS = ("normal", "integers", "large", "tiny", "positive", "spread")
 FACTORS = (2.5, 1.0, 0.75)
 #: Which row each place of a copy takes: ``repeated`` takes few rows many times, ``reversed`` each once. In traffic,
 #: ``routed``, each comes equally often, in any order.
@@ -212,6 +212,7 @@ FAMILIES = (
         twin={"top_k": 5, "hidden_size": 24},
         plan=SUM_PLAN,
         make_inputs=reduce_inputs,
+        isolated=("hidden_states",),
         oracle=reduce_oracle,
         compare={"output": SUM},
         kernels=(

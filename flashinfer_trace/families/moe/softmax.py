@@ -20,9 +20,11 @@ from flashinfer_trace.families.moe.inputs import (
     fp8_experts,
     hidden_values,
     ranks_of,
+    spoil_unchosen,
     tied_logits,
 )
 from flashinfer_trace.families.moe.oracle import bf16_softmax_oracle, fp8_softmax_oracle, topk_softmax_oracle
+from flashinfer_trace.families.quantized import chosen_by_rank
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws
@@ -30,11 +32,11 @@ from flashinfer_trace.harness.plans import FLAG, Count, Drawn, RowPlans
 
 #: For the router alone. ``peaked``: a token's weights span many orders of magnitude; ``equal``: all logits are equal.
 LOGITS = ("random", "peaked", "ties", "one_expert", "equal")
-#: The smallest difference of neighbouring logits, about 200 roundings of a float32 softmax; and the largest distance of
+#: The smallest difference of neighboring logits, about 200 roundings of a float32 softmax; and the largest distance of
 #: a chosen logit from the best, at which exp is still far above the smallest normal number, 2^-126.
 GAP, REACH = 2.0**-16, 80.0
-#: For a kernel that rounds probabilities to bf16: logits of this size, whose neighbours are at least BF16_GAP apart.
-#: Probabilities of such logits differ by more than neighbouring bf16 numbers, which are at most 2^-7 apart.
+#: For a kernel that rounds probabilities to bf16: logits of this size, whose neighbors are at least BF16_GAP apart.
+#: Probabilities of such logits differ by more than neighboring bf16 numbers, which are at most 2^-7 apart.
 WIDE = {"wide": 4.0, "wide_peaked": 12.0}
 BF16_GAP = 2.0**-6
 #: Of a corner: logits of FAINT_LEVELS times this are below 1e-5, and 64 roundings of a number below 1 apart: more than
@@ -159,25 +161,27 @@ PLAN = RowPlans(
 
 
 def expert_inputs(
-    draw_experts: Callable[[Definition, torch.Tensor, Draws], Inputs],
+    draw_experts: Callable[[Definition, Plan, Draws], Inputs],
 ) -> Callable[[Definition, Plan, Draws], Inputs]:
-    """Inputs whose activations and weights `draw_experts` makes, from float32 hidden states."""
+    """Inputs whose activations and weights `draw_experts` makes."""
 
     def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
         logits = draw_logits(definition, plan, draws)
-        tensors = draw_experts(definition, hidden_values(definition, plan, draws), draws)
+        tensors = draw_experts(definition, plan, draws)
         offset = plan["rank"] * definition.const_axes["num_local_experts"]
-        return {"routing_logits": logits, **tensors, "local_expert_offset": offset, "norm_topk_prob": plan["norm"]}
+        found = {"routing_logits": logits, **tensors, "local_expert_offset": offset, "norm_topk_prob": plan["norm"]}
+        top_k = definition.const_axes["top_k"]
+        return spoil_unchosen(definition, plan, found, lambda: chosen_by_rank(logits.double(), top_k))
 
     return make_inputs
 
 
-def bf16_experts(definition: Definition, hidden: torch.Tensor, draws: Draws) -> Inputs:
+def bf16_experts(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     """Weights like trained ones: products keep the magnitude of their inputs."""
     axes = definition.const_axes
     experts, hidden_size, size = axes["num_local_experts"], axes["hidden_size"], axes["intermediate_size"]
     return {
-        "hidden_states": hidden.to(torch.bfloat16),
+        "hidden_states": hidden_values(definition, plan, draws).to(torch.bfloat16),
         "gemm1_weights": draws.matrices([experts, 2 * size, hidden_size], torch.bfloat16, "normal", hidden_size**-0.5),
         "gemm2_weights": draws.matrices([experts, hidden_size, size], torch.bfloat16, "normal", size**-0.5),
     }

@@ -15,8 +15,6 @@ from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Pla
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.verdict.compare import ErrorBound, Exact, Expected, rounding_error
 
-__all__ = ["FAMILIES"]
-
 GAMMAS = ErrorBound(
     lambda expected: topk_weights_bound(expected) + rounding_error(expected.value, torch.bfloat16) * (1 + 2**-8),
     "one bf16 rounding, u = 2^-8, of a float32 softmax over the chosen logits: 2^-24 (2 (max - l) + 8 sqrt(top_k) + "

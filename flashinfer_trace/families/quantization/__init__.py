@@ -20,8 +20,8 @@ from flashinfer_trace.families.quantization.cases import (
     code_limits,
     make_inputs,
     of_kernels,
-    quantised,
-    quantised_by_powers,
+    quantized,
+    quantized_by_powers,
 )
 from flashinfer_trace.families.quantization.kernels import (
     GROUP_FP8,
@@ -39,16 +39,16 @@ from flashinfer_trace.verdict.intervals import Interval
 def oracle_per_token(
     largest_code: float, smallest: float, definition: Definition, inputs: Inputs
 ) -> dict[str, Expected]:
-    expected = quantised(inputs["x"], definition.const_axes["hidden_size"], largest_code, smallest)
+    expected = quantized(inputs["x"], definition.const_axes["hidden_size"], largest_code, smallest)
     return {**expected, "scales": Expected(expected["scales"].value.squeeze(1))}
 
 
 def oracle_per_group(largest_code: float, definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    return quantised(inputs["x"], definition.const_axes["group_size"], largest_code, SMALLEST_MAXIMUM)
+    return quantized(inputs["x"], definition.const_axes["group_size"], largest_code, SMALLEST_MAXIMUM)
 
 
 def oracle_ue8m0(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    return quantised_by_powers(inputs["x"], definition.const_axes["group_size"])
+    return quantized_by_powers(inputs["x"], definition.const_axes["group_size"])
 
 
 def nearest_integer(values: torch.Tensor) -> torch.Tensor:
@@ -66,10 +66,10 @@ def nearest_limits(expected: Expected) -> tuple[torch.Tensor, torch.Tensor]:
 #: quantizer per group, which drops the fraction.
 NEAREST_INT8 = Interval(
     nearest_limits,
-    f"the nearest integer; its neighbour too where 8 float32 roundings move the quotient past a half{UNLESS_EXACT}",
+    f"the nearest integer; its neighbor too where 8 float32 roundings move the quotient past a half{UNLESS_EXACT}",
     codes=True,
 )
-quantizer = functools.partial(Family, op_type="quantization", plan=PLAN, make_inputs=make_inputs)
+quantizer = functools.partial(Family, op_type="quantization", plan=PLAN, make_inputs=make_inputs, isolated=("x",))
 GROUPS = {"hidden_size": 96, "group_size": 32, "num_groups": 3}
 
 

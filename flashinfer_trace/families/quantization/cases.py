@@ -1,4 +1,4 @@
-"""What the quantisers share: inputs, oracles and policies.
+"""What the quantizers share: inputs, oracles and policies.
 
 Codes are judged exactly, with one allowance: an implementation divides, or multiplies by a reciprocal, in float32.
 Where the exact quotient is so close to a boundary between two codes that these roundings can move it across, both codes
@@ -22,7 +22,7 @@ from flashinfer_trace.verdict.intervals import Interval
 
 E4M3_MAX = 448.0
 INT8_MAX = 127.0
-#: The smallest maximum by which the group quantisers scale.
+#: The smallest maximum by which the group quantizers scale.
 SMALLEST_MAXIMUM = 1e-10
 #: float32 roundings of a quotient: the scale, its reciprocal (each up to 2 ulp if approximate) and the product.
 ROUNDINGS = 8
@@ -30,7 +30,7 @@ QUOTIENT_ERROR = ROUNDINGS * unit_roundoff(torch.float32)
 
 #: Of corners only: integers up to HALVES, whose int8 scale is 2, so that odd ones are halves; and values of standard
 #: deviation VAST, whose products with 127 or 448 are beyond float32. By maxima beyond 2^126, which these do not reach,
-#: sgl-kernel's approximate division gives 0 (docs/kernel_findings.md).
+#: sgl-kernel's approximate division gives 0 (findings/kernels.json).
 HALVES, VAST = 254, 2.0**121
 #: ``powers``: maxima of 1.75, whose e4m3 scale is a power of two; ``outliers``: one feature is 1000 times as large as
 #: the rest, which get small codes; ``vanishing``: below 1e-10.
@@ -128,7 +128,7 @@ def scale_bound(expected: Expected) -> torch.Tensor:
 
 CODES_E4M3 = Interval(
     e4m3_limits,
-    f"the nearest e4m3 code; its neighbour too where 8 float32 roundings move the quotient past a tie{UNLESS_EXACT}",
+    f"the nearest e4m3 code; its neighbor too where 8 float32 roundings move the quotient past a tie{UNLESS_EXACT}",
     codes=True,
 )
 CODES_OF_POWERS = Interval(exact_e4m3_limits, "the nearest e4m3 code: a power of two divides exactly", codes=True)
@@ -152,7 +152,7 @@ def of_kernels(codes: Interval) -> Interval:
 SCALES = ErrorBound(scale_bound, "a float32 quotient of an exact maximum: two roundings, u = 2^-24")
 
 
-def quantised(x: torch.Tensor, group: int, largest_code: float, smallest: float) -> dict[str, Expected]:
+def quantized(x: torch.Tensor, group: int, largest_code: float, smallest: float) -> dict[str, Expected]:
     """The exact quotients and scales, float64, of groups of `group` features of x [num_tokens, hidden_size]."""
     values = x.double().reshape(len(x), x.shape[1] // group, group)
     largest = torch.maximum(values.amax(dim=2), -values.amin(dim=2)).clamp_min(smallest)
@@ -162,9 +162,9 @@ def quantised(x: torch.Tensor, group: int, largest_code: float, smallest: float)
     return {"codes": Expected(quotients.flatten(1), {EXACT: exact}), "scales": Expected(scales)}
 
 
-def quantised_by_powers(x: torch.Tensor, group: int) -> dict[str, Expected]:
-    """As `quantised`, where scales are powers of two in ue8m0, four in an int32: found by trying every exponent."""
-    scales = quantised(x, group, E4M3_MAX, SMALLEST_MAXIMUM)["scales"].value
+def quantized_by_powers(x: torch.Tensor, group: int) -> dict[str, Expected]:
+    """As `quantized`, where scales are powers of two in ue8m0, four in an int32: found by trying every exponent."""
+    scales = quantized(x, group, E4M3_MAX, SMALLEST_MAXIMUM)["scales"].value
     powers = torch.exp2(torch.arange(-127, 128, dtype=torch.float64, device=x.device))
     stored = torch.searchsorted(powers, scales)
     quotients = x.double().reshape(*scales.shape, group) / powers[stored].unsqueeze(2)

@@ -1,4 +1,4 @@
-"""How the real quantisers are called."""
+"""How the real quantizers are called."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ def run_group(
     enable_v2: bool = True,
     column_major: bool = False,
 ) -> Outputs:
-    """One of sgl_kernel's three names of its group quantiser."""
+    """One of sgl_kernel's three names of its group quantizer."""
     import sgl_kernel
 
     x, scales = inputs["x"], outputs["scales"]
     if column_major:
         scales = column_major_scales(scales.shape[0], scales.shape[1], x.device)
     group = definition.const_axes["group_size"]
-    quantise = getattr(sgl_kernel, name)
-    quantise(x, outputs["codes"], scales, group, SMALLEST_MAXIMUM, *limits, enable_v2=enable_v2)
+    quantize = getattr(sgl_kernel, name)
+    quantize(x, outputs["codes"], scales, group, SMALLEST_MAXIMUM, *limits, enable_v2=enable_v2)
     return {"codes": outputs["codes"], "scales": scales}
 
 
@@ -137,7 +137,7 @@ def sglang_kernel(module: str, function: str, call: KernelCall) -> Kernel:
 
 
 GROUP = sglang_kernel(f"{SGLANG}.per_token_group_quant", "per_token_group_quant", run_group_of_sglang)
-# A token of zeros gets codes of 448 from both (docs/kernel_findings.md): they are given none.
+# A token of zeros gets codes of 448 from both (findings/kernels.json): they are given none.
 PER_TOKEN_FP8 = tuple(
     Kernel(path, call, limits=LAUNCHABLE, plan_options=Rows(zeros=False))
     for path, call in (

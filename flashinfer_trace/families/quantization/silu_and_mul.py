@@ -1,4 +1,4 @@
-"""SwiGLU's activation and the quantisation after it as one step, as grouped products of experts take it.
+"""SwiGLU's activation and the quantization after it as one step, as grouped products of experts take it.
 
 SGLang's Triton kernel (0.5.23, kernels/ops/moe/ep_moe_kernels.py) rounds silu(gate), and its product with up, to bf16.
 """
@@ -10,14 +10,12 @@ from dataclasses import replace
 import torch
 
 from flashinfer_trace.families import activation
-from flashinfer_trace.families.quantization.cases import E4M3_MAX, SMALLEST_MAXIMUM, nearest_e4m3, quantised
+from flashinfer_trace.families.quantization.cases import E4M3_MAX, SMALLEST_MAXIMUM, nearest_e4m3, quantized
 from flashinfer_trace.families.quantization.kernels import LAUNCHABLE
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs
 from flashinfer_trace.verdict.compare import ErrorBound, Expected, unit_roundoff
 from flashinfer_trace.verdict.intervals import Interval
-
-__all__ = ["FAMILIES"]
 
 MODULE = "sglang.kernels.ops.moe.ep_moe_kernels"
 #: Relative error of y in float32: exp within 2 ulp (4 of these), its sum with 1, a quotient of 2 ulp, two products.
@@ -41,18 +39,18 @@ PLAN = replace(
 def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     """The activation's own oracle, then exact quotients."""
     values = activation.silu_oracle(definition, inputs)["output"].value
-    return quantised(values, definition.const_axes["group_size"], E4M3_MAX, SMALLEST_MAXIMUM)
+    return quantized(values, definition.const_axes["group_size"], E4M3_MAX, SMALLEST_MAXIMUM)
 
 
 def codes(error: float, reason: str) -> Interval:
-    """The nearest code, and its neighbours as far as errors of y and of the largest y of a group move a quotient."""
+    """The nearest code, and its neighbors as far as errors of y and of the largest y of a group move a quotient."""
 
     def limits(expected: Expected) -> tuple[torch.Tensor, torch.Tensor]:
         moved = 2 * error + SCALE_ERROR + QUOTIENT_ERROR
         low, high = (nearest_e4m3(expected.value * factor) for factor in (1 - moved, 1 + moved))
         return torch.minimum(low, high), torch.maximum(low, high)
 
-    return Interval(limits, f"the nearest e4m3 code; its neighbour too where {reason} move the quotient", codes=True)
+    return Interval(limits, f"the nearest e4m3 code; its neighbor too where {reason} move the quotient", codes=True)
 
 
 def scales(error: float, reason: str) -> ErrorBound:
@@ -84,6 +82,7 @@ BF16 = "roundings of silu(gate) and of y to bf16, u = 2^-8,"
 FAMILIES = (
     Family(
         name="silu_and_mul_per_token_group_quant_fp8",
+        isolated=("gate_up",),
         op_type="quantization",
         twin={"intermediate_size": 96, "gate_up_size": 192, "group_size": 32, "num_groups": 3},
         plan=PLAN,

@@ -34,7 +34,7 @@ FLOAT64 = 2.0**-34
 EXACT_SUPPORT = Distribution("chi-square of alpha 1e-8; which tokens are kept involves no sum: exact support")
 REFERENCE_SUPPORT = Distribution("chi-square of alpha 1e-8; support exact but for float64 sums: 2^-34", FLOAT64)
 #: Where the threshold is 0, a token of probability 0 is drawn if, by roundings of a float32 scan, the cumulative sum
-#: first exceeds the uniform number there (docs/kernel_findings.md: 2 in a million draws of 4096 tokens).
+#: first exceeds the uniform number there (findings/kernels.json: 2 in a million draws of 4096 tokens).
 MIN_P_SUPPORT = Distribution(
     "chi-square of alpha 1e-8; exact support, but where the threshold is 0 tokens of probability 0 are drawn as often "
     "as roundings of a float32 sum, 300 of them, let a draw fall there",
@@ -75,7 +75,7 @@ def with_own_seed(draw: SeededCall) -> KernelCall:
     return run
 
 
-#: What samplers and renormalisers have in common.
+#: What samplers and renormalizers have in common.
 row_family = functools.partial(Family, twin={"vocab_size": 64}, make_inputs=make_inputs)
 
 

@@ -8,12 +8,10 @@ from typing import Any
 from flashinfer_trace.families.sampling.rows import ANY_K, NO_TOP_K, THRESHOLD_P, SamplingOptions, draw_count, is_joint
 from flashinfer_trace.harness.family import Plan, PlanRequest
 
-__all__ = ["renorm_corners", "sampling_corners"]
-
 #: The ordinary value of each parameter, where a corner says nothing of it.
 USUAL = {"top_k": 8, "top_p": 0.9, "min_p": 0.02}
 
-#: Sums on either side of the 1e-8 below which a renormalised row is not scaled as others are.
+#: Sums on either side of the 1e-8 below which a renormalized row is not scaled as others are.
 SMALL_SUMS = (1.5e-8, 1.004e-8, 7e-9)
 
 #: Sums far from 1, of rows that are sampled from: no kernel takes them for nothing. What top-k before top-p keeps of a

@@ -17,10 +17,9 @@ from dataclasses import dataclass
 import torch
 
 from flashinfer_trace.families.sampling.support import MAX_BINS, TINY, Support, in_parts
-from flashinfer_trace.verdict.compare import Comparison, Expected, wrong_shape
+from flashinfer_trace.verdict.compare import Comparison, Expected, Score, wrong_shape
+from flashinfer_trace.verdict.pooled import bernstein
 from flashinfer_trace.verdict.wrong_outputs import ANY_OUTPUT, Mutant
-
-__all__ = ["ALPHA", "Distribution", "chi_square_critical"]
 
 #: Probability that a right sampler fails one of TESTS tests of one comparison, each of which takes an equal part of it;
 #: the test of the order of indices takes as large a part besides, so that a comparison has 1.2 x 10^-8. A full run
@@ -79,6 +78,12 @@ class Distribution:
     in a vocabulary of 64 tokens, where such a row has less entropy to lose, the temperature takes 8192 draws. So do
     2048 draws a sampler that takes the larger of two indices in 35 % of them.
 
+    What one case does not show is added up over all cases of a run (`verdict.pooled`): tokens of odd index, the upper
+    half of the vocabulary, the more probable half, log-probabilities, the order of index, pairs of equal draws of rare
+    tokens, and counts that are too even. Twenty cases of 2048 draws of such a row, in a vocabulary of 128,256, reject
+    even tokens that are drawn 10 % too often, a sampler of p^1.05, and random numbers of 11 bits; in one of 64, random
+    numbers that are stratified over the draws of a row (tests/families/test_sampling_pooled.py).
+
     Attributes:
         reason: one line for reports: what the window is made of.
         window: margins of at most this size are undecidable.
@@ -107,11 +112,22 @@ class Distribution:
         total = count.sum(dim=-1, keepdim=True)
         exponent = binomial_exponent(count, total, support.probability)
         moved = (count * support.middle).sum()
-        figures = outside.sum(dtype=torch.float64), exponent.amax(), moved, total, in_parts(support.parts, count)
+        splits = torch.stack(
+            ((count * support.odd).sum(-1), (count * support.upper).sum(-1), pairs_of(count * support.rare))
+        )
+        figures = (
+            outside.sum(dtype=torch.float64),
+            exponent.amax(),
+            moved,
+            total,
+            splits,
+            in_parts(support.parts, count),
+        )
         wrong, largest, of_indices, *known = torch.cat([figure.flatten() for figure in figures]).tolist()
         if wrong:
             return self._outside(actual, outside, group, support)
-        totals, in_each = known[:rows], iter(known[rows:])
+        totals, of_splits, in_each = known[:rows], iter(known[rows : 4 * rows]), iter(known[4 * rows :])
+        odd, upper, pairs = (list(itertools.islice(of_splits, rows)) for _ in range(3))
         counts = [bins.counts(list(itertools.islice(in_each, MAX_BINS))) for bins in support.bins]
         tests = [*self._thresholds(totals, support), *self._bins(totals, counts, support)]
         tests.append(self._order(of_indices, totals, support))
@@ -119,7 +135,9 @@ class Distribution:
         ratio, detail = max(tests, key=lambda test: test[0])
         if ratio > 1 and ratio == tests[-1][0]:
             detail = self._worst_token(exponent, count, total, support)
-        return Comparison(ratio, detail=detail)
+        scores = [*self._of_halves(totals, odd, upper, pairs, support), *self._of_bins(totals, counts, support)]
+        order = Score("the order of index", of_indices, self._order_variance(totals, support), 0.5)
+        return Comparison(ratio, detail=detail, scores=(*scores, order))
 
     def zero(self, expected: Expected, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros_like(expected.parts["group"], dtype=dtype)
@@ -197,10 +215,58 @@ class Distribution:
 
     def _order(self, deviation: float, totals: Sequence[float], support: Support) -> tuple[float, str]:
         """Sum of the middles of all samples, which are within 1/2, against its mean of 0: see `bernstein`."""
-        variance = sum(total * spread for total, spread in zip(totals, support.spread, strict=True))
+        variance = self._order_variance(totals, support)
         mean = deviation / max(sum(totals), 1.0)
         text = f"all rows: in order of index, samples are {mean:+.4f} of the distribution off, on average"
         return bernstein(deviation, variance, 0.5) / math.log(2 * TESTS / self.alpha), text
+
+    def _order_variance(self, totals: Sequence[float], support: Support) -> float:
+        return sum(total * spread for total, spread in zip(totals, support.spread, strict=True))
+
+    def _of_halves(
+        self,
+        totals: Sequence[float],
+        odd: Sequence[float],
+        upper: Sequence[float],
+        pairs: Sequence[float],
+        support: Support,
+    ) -> Iterator[Score]:
+        """Tokens of odd index, those of the upper half of the vocabulary, and pairs of equal draws of rare tokens.
+
+        Of n draws, n (n - 1) / 2 sum p^2 pairs are equal on average, where p are the probabilities of the rare tokens.
+        With few distinct random numbers, which fall on few of these, there are more. The variance is that of a
+        U-statistic; one draw more makes about n max p pairs more.
+        """
+        for name, found, shares in (("odd indices", odd, support.odds), ("the upper half", upper, support.uppers)):
+            means = [(total, share) for total, share in zip(totals, shares, strict=True)]
+            variance = sum(total * share * (1 - share) for total, share in means)
+            yield Score(name, sum(found) - sum(total * share for total, share in means), max(variance, 0.0), 1.0)
+        deviation = variance = largest = 0.0
+        for n, equal, (second, third, most) in zip(totals, pairs, support.powers, strict=True):
+            deviation += equal - n * (n - 1) / 2 * second
+            spread = n * (n - 1) / 2 * (second - second**2) + n * (n - 1) * (n - 2) * (third - second**2)
+            variance += max(spread, 0.0)
+            largest = max(largest, n * most + 1)
+        yield Score("pairs of equal draws of rare tokens", deviation, variance, largest)
+
+    def _of_bins(self, totals: Sequence[float], counts: Sequence[Sequence[float]], support: Support) -> Iterator[Score]:
+        """The more probable half of the bins of each row; the logarithms of all; and how even the counts are: Pearson's
+        statistic less its degrees of freedom, which is below -2 sqrt(degrees x) with a probability of exp(-x) at most
+        (Laurent and Massart, Ann. Statist. 28, 2000)."""
+        head = spread = warm = variance = largest = even = degrees = 0.0
+        for total, count, bins in zip(totals, counts, support.bins, strict=True):
+            half = (len(bins.share) + 1) // 2
+            share = min(1.0, math.fsum(bins.share[:half]))
+            head += sum(count[:half]) - total * share
+            spread += total * share * (1 - share)
+            degrees += max(len(bins.share) - 1, 0)
+            for number, part, score in zip(count, bins.share, bins.score, strict=True):
+                off, mean = number - total * part, total * part
+                warm, variance, largest = warm + off * score, variance + mean * score**2, max(largest, abs(score))
+                even += off * off / max(mean, TINY) if len(bins.share) > 1 else 0.0
+        yield Score("the more probable half", head, spread, 1.0)
+        yield Score("the sum of log-probabilities", warm, variance, largest)
+        yield Score("chi-square", even - degrees, 2 * degrees, low=True)
 
     def _temperature(self, deviation: float, variance: float, largest: float) -> tuple[float, str]:
         """Sum of the scores of all samples against its mean: Bernstein's inequality of bounded independent terms."""
@@ -209,22 +275,16 @@ class Distribution:
         return exponent / math.log(2 * TESTS / self.alpha), f"all rows: sum of log-probabilities is off by {figures}"
 
 
-def bernstein(deviation: float, variance: float, largest: float) -> float:
-    """x such that 2 exp(-x) bounds the probability that a sum of independent terms of mean 0 is so far off, or farther.
-
-    Args:
-        deviation: the sum.
-        variance: of the sum.
-        largest: size that no term exceeds.
-    """
-    return deviation**2 / (2 * (variance + largest * abs(deviation) / 3)) if deviation else 0.0
-
-
 def chi_square(who: str, statistic: float, degrees: int, alpha: float) -> tuple[float, str]:
     """The statistic over its critical value, and what to say of it."""
     critical = chi_square_critical(degrees, alpha)
     text = f"{who}: chi-square {statistic:.1f} of {degrees} degrees, critical {critical:.1f}"
     return statistic / critical, text
+
+
+def pairs_of(count: torch.Tensor) -> torch.Tensor:
+    """How many pairs of draws of each row are equal."""
+    return (count * (count - 1)).sum(dim=-1) / 2
 
 
 def binomial_exponent(count: torch.Tensor, total: torch.Tensor, probability: torch.Tensor) -> torch.Tensor:

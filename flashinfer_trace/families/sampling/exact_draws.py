@@ -15,8 +15,6 @@ from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, ReferenceRun
 from flashinfer_trace.harness.inputs import Draws
 
-__all__ = ["wrong_draws"]
-
 #: How far from an edge the uniform numbers are: far above float64's roundings, far below float32's.
 BESIDE = 2.0**-40
 LARGEST = 1.0 - 2.0**-53

@@ -1,4 +1,4 @@
-"""Faults of samplers and of renormalisation: parameters that are off by a little, and random numbers that are not."""
+"""Faults of samplers and of renormalization: parameters that are off by a little, and random numbers that are not."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Any
 import torch
 
 from flashinfer_trace.harness.faults import Fault, FaultyCase, with_inputs
-
-__all__ = ["renorm_faults", "sampling_faults"]
 
 TEMPERATURE = 1.05
 OFF = 0.02
@@ -65,5 +63,5 @@ def sampling_faults(*names: str) -> tuple[Fault, ...]:
 
 
 def renorm_faults(*names: str) -> tuple[Fault, ...]:
-    """The faults of renormalisation with these parameters."""
+    """The faults of renormalization with these parameters."""
     return parameter_faults(names)

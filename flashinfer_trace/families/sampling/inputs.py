@@ -20,8 +20,6 @@ from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Plan
 from flashinfer_trace.harness.inputs import Draws
 
-__all__ = ["make_inputs", "make_rows"]
-
 #: A named p is at the cumulative mass of one of this many of the largest tokens, or at the ratio of one to the largest.
 LARGEST = 40
 #: Tokens of a ``short`` row.

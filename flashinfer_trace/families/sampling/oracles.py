@@ -13,9 +13,6 @@ from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs
 from flashinfer_trace.verdict.compare import Expected
 
-__all__ = ["renorm_oracle", "sampling_oracle", "signed_margin"]
-
-
 #: A kept sum of at most this is not what a row is divided by.
 SMALLEST_SUM = 1e-8
 #: Keeps quotients of rows without mass finite.
@@ -218,7 +215,7 @@ def sampling_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expecte
 def renorm_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     """Each kept probability over the sum of the kept ones, where that is above 1e-8.
 
-    A smaller sum counts as 1e-8 in top-k renormalisation, and as 1 in top-p renormalisation.
+    A smaller sum counts as 1e-8 in top-k renormalization, and as 1 in top-p renormalization.
     """
     probs = inputs["probs"]
     ranking = rank(probs)

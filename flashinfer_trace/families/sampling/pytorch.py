@@ -23,8 +23,6 @@ from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Kernel, KernelCall, Outputs, SeededCall
 from flashinfer_trace.verdict.compare import Policy
 
-__all__ = ["joint_kernels"]
-
 MODULE = "sglang.srt.layers.sampler"
 
 

@@ -13,16 +13,6 @@ from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws, sizes
 
-__all__ = [
-    "UNIT",
-    "SamplingOptions",
-    "draws_again",
-    "is_joint",
-    "plan_for_axes",
-    "renorm_plans",
-    "sampling_plans",
-]
-
 #: Kinds of rows. ``normal``: softmax of normal logits; ``peaked``: one token of 0.6; ``zipf``: 1 / rank^1.1 in random
 #: order; ``uniform``: all tied; ``few_valued``: five values, one of them 0; ``dyadic``: multiples of UNIT that sum to
 #: 1, with ties, so that float32 sums are exact in any order; ``one_hot``; ``zero``. Only corners have ``short``, ten
@@ -36,7 +26,7 @@ KINDS = (*ORDINARY, "uniform", "one_hot", "zero")
 #: Kinds whose tokens have different probabilities, but for those that are hardly ever drawn.
 UNTIED = ("normal", "peaked", "zipf", "one_hot", "short", "trailing")
 UNIT = 2.0**-20
-#: A renormalised row is scaled only if its sum is larger.
+#: A renormalized row is scaled only if its sum is larger.
 SMALLEST_SUM = 1e-8
 
 #: SGLang's "no top-k" is 2^30.

@@ -15,8 +15,6 @@ from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.plans import Count, RowPlans
 from flashinfer_trace.verdict.compare import ErrorBound, Expected
 
-__all__ = ["FAMILIES"]
-
 #: ``shifted``: all logits of a row are around 100; ``masked``: half of them are -inf, as a grammar makes them. Only
 #: corners have ``scaled`` ones, as large as the temperature.
 LOGITS = ("normal", "peaked", "equal", "shifted", "masked")

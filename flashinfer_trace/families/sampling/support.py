@@ -11,8 +11,6 @@ import torch
 
 from flashinfer_trace.verdict.compare import Expected
 
-__all__ = ["MAX_BINS", "MIN_EXPECTED", "TINY", "Bins", "Support"]
-
 #: Smallest expected count of a bin. Pearson's statistic follows chi-square down to `distribution.ALPHA` only if no bin
 #: is far from normal: at 20 expected draws the Poisson tail of one bin stays below the chi-square tail beyond the
 #: critical value.
@@ -21,6 +19,9 @@ MIN_EXPECTED = 20.0
 #: Bins of about equal mass. A wrong temperature moves mass steadily from one end of the order to the other: 16 bins see
 #: over 95 % of what unbinned counts would, at half the degrees of freedom of 32.
 MAX_BINS = 16
+
+#: Expected draws of a token, below which two draws of it are a coincidence.
+RARE = 0.5
 
 #: Keeps quotients and logarithms of unused entries finite.
 TINY = 1e-300
@@ -88,6 +89,10 @@ class Support:
         spread: variance of the middle of a draw, of each row; its mean is 0.
         zero_never: whether token 0 is certainly not kept in some row.
         zero: probability of token 0 in each row, 0 where it is not certain.
+        odd, upper: which indices are odd, and which are in the upper half of the vocabulary; float64 [vocab_size].
+        odds, uppers: the probability of those, of each row.
+        rare: tokens that are expected less than RARE times, bool [rows, vocab_size].
+        powers: of each row, the sums of p^2 and p^3 of these, and the largest p.
     """
 
     certain: torch.Tensor
@@ -104,6 +109,12 @@ class Support:
     spread: list[float]
     zero_never: bool
     zero: list[float]
+    odd: torch.Tensor
+    upper: torch.Tensor
+    odds: list[float]
+    uppers: list[float]
+    rare: torch.Tensor
+    powers: list[tuple[float, float, float]]
 
     @classmethod
     def of(cls, expected: Expected, window: float) -> Support:
@@ -115,18 +126,27 @@ class Support:
         weight = value * certain
         probability = weight / weight.sum(dim=-1, keepdim=True).clamp_min(TINY)
         parts = expected.once(parts_of)
+        index = torch.arange(vocab_size, device=value.device)
+        odd, upper = (index % 2).double(), (index >= vocab_size // 2).double()
         ones = torch.ones(group.shape, dtype=torch.float64, device=value.device)
+        drawn = ones.new_zeros(rows).scatter_add_(0, group, ones)
+        rare = probability * drawn.unsqueeze(1) < RARE
         figures = [
-            ones.new_zeros(rows).scatter_add_(0, group, ones),
+            drawn,
             undecided,
             probability[:, 0],
             never[:, 0].double(),
             certain.sum(dim=-1, dtype=torch.float64),
             spread_of(probability),
+            *(probability @ which for which in (odd, upper)),
+            *((probability * rare).pow(power).sum(dim=-1) for power in (2, 3)),
+            (probability * rare).amax(dim=-1),
             *(in_parts(parts, amounts).flatten() for amounts in (probability, torch.xlogy(probability, probability))),
         ]
         known = iter(torch.cat(figures).tolist())
-        draws, share, zero, zero_never, tokens, spread = (list(itertools.islice(known, rows)) for _ in range(6))
+        draws, share, zero, zero_never, tokens, spread, odds, uppers, second, third, most = (
+            list(itertools.islice(known, rows)) for _ in range(11)
+        )
         mass, logarithms = ([list(itertools.islice(known, MAX_BINS)) for _ in range(rows)] for _ in range(2))
         return cls(
             certain,
@@ -143,6 +163,12 @@ class Support:
             spread,
             any(zero_never),
             zero,
+            odd,
+            upper,
+            odds,
+            uppers,
+            rare,
+            list(zip(second, third, most, strict=True)),
         )
 
 
@@ -186,8 +212,8 @@ def bins_of(mass: list[float], logarithms: list[float], draws: float) -> Bins:
     for part, number in enumerate(joined):
         share[number] += mass[part]
         total[number] += logarithms[part]
-    centre = math.fsum(total)
-    score = [logarithm / part - centre if part else 0.0 for logarithm, part in zip(total, share, strict=True)]
+    center = math.fsum(total)
+    score = [logarithm / part - center if part else 0.0 for logarithm, part in zip(total, share, strict=True)]
     return Bins(joined, share, score)
 
 

@@ -115,7 +115,7 @@ def topk_kernel(
     """A kernel of sgl-kernel, which needs 128 KiB of shared memory.
 
     It sorts scores into bins by the upper 8 bits of their float16 form and keeps at most 4096 of the bin that the last
-    listed score is in: beyond, it lists wrong ones (docs/kernel_findings.md), so it gets no rows that crowd one bin.
+    listed score is in: beyond, it lists wrong ones (findings/kernels.json), so it gets no rows that crowd one bin.
     It refuses more sequences than rows.
     """
     return Kernel(

@@ -12,8 +12,6 @@ from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws
 from flashinfer_trace.harness.plans import Count, RowPlans
 from flashinfer_trace.verdict.compare import ErrorBound, Expected, rounding_error, unit_roundoff
 
-__all__ = ["FAMILIES"]
-
 U = unit_roundoff(torch.float32)
 MODULE = "sglang.kernels.ops.quantization.hadamard"
 #: ``one_hot``: a row with one feature that is not 0 shows a row of the matrix.
@@ -84,6 +82,7 @@ FAMILIES = (
         twin={"head_dim": 16},
         plan=PLAN,
         make_inputs=make_inputs,
+        isolated=("x",),
         oracle=oracle,
         compare={"output": TRANSFORMED},
         kernels=(Kernel(f"{MODULE}.hadamard_transform", run_jit, limits={"num_rows": (1, 1 << 20)}),),

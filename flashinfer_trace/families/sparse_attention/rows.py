@@ -13,8 +13,6 @@ from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws, indptr, sizes
 
-__all__ = ["Rows", "corners", "make_inputs", "plan_for_axes", "plans"]
-
 #: ``ties``: nine values; ``close``: all in 1 to 1.2; ``minute``: below float16's range; ``equal``: one value a row.
 VALUES = ("normal", "large", "ties", "close", "minute", "equal")
 #: Those that put many scores into one bin of the kernels, and how many such scores a row may have there.

@@ -17,8 +17,6 @@ from flashinfer_trace.harness.plans import OwnPlans
 from flashinfer_trace.verdict.compare import Exact, Expected
 from flashinfer_trace.verdict.wrong_outputs import MUTANTS, Mutant
 
-__all__ = ["FAMILIES"]
-
 #: Which of the tokens that may be kept next are: any; one that was drafted last; one that was drafted first.
 SHAPES = ("random", "deep", "wide")
 #: Tokens of a long text: more than a number of 16 bits can be.

@@ -15,8 +15,6 @@ from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.plans import FLAG, Count, RowPlans
 from flashinfer_trace.verdict.compare import Exact, Expected
 
-__all__ = ["FAMILIES", "expected_path", "verified"]
-
 #: Tokens from 0 on; with two, most siblings have the same token and most trees are followed far.
 VOCABULARIES = (100000, 2)
 #: How far apart two tokens are: their last 16 bits are alike.

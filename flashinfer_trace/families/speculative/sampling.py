@@ -29,13 +29,11 @@ from flashinfer_trace.harness.plans import FLAG, Count, RowPlans
 from flashinfer_trace.verdict.compare import Exact, Expected, unit_roundoff
 from flashinfer_trace.verdict.intervals import Interval
 
-__all__ = ["FAMILIES"]
-
 #: ``dyadic``: multiples of 1/32 that sum to 1, with uniform numbers half-way between them, or 0: arithmetic is exact;
 #: ``faint``: all but the last token have probabilities around the smallest threshold. Only corners have ``beside``:
 #: flat ones, with uniform numbers beside the sums of second and third siblings.
 VALUES = ("peaked", "flat", "dyadic", "one_hot", "faint")
-#: The last uniform number: any, or a neighbour in float32 of an edge between two tokens.
+#: The last uniform number: any, or a neighbor in float32 of an edge between two tokens.
 FINAL = ("random", "edge")
 #: SGLang gives zeros. ``same``: where the target model's probabilities are, so that nothing remains to draw from.
 DRAFTS = ("zeros", "random", "same")

@@ -8,8 +8,6 @@ import torch
 
 from flashinfer_trace.harness.inputs import Draws
 
-__all__ = ["SHAPES", "children_of", "drawn_parents", "link_inputs", "links"]
-
 #: ``chain``: each node descends from the one before, up to the number of steps; ``star``: all from the root.
 SHAPES = ("random", "chain", "star")
 

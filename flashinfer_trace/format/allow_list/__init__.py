@@ -1,1 +1,1 @@
-"""What an embedded reference may use (`allowed`), and the check of its source (`static`). No torch is needed."""
+"""The Python that an embedded reference may use (`allowed`), and the check of its source (`static`), without torch."""

@@ -1,4 +1,4 @@
-"""What an embedded reference may use, as data. Whatever is not listed here is refused.
+"""The parts of Python that an embedded reference may use, as data. Everything else is refused.
 
 A reference is mathematics on tensors. It runs in other people's processes, so it must not read files, start compilers,
 keep state or draw random numbers unless it is a sampler. Each group below says what its names are for.
@@ -12,17 +12,6 @@ outlives the call, calls no function that it finds by a string, and gives define
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-__all__ = [
-    "ATTRIBUTES",
-    "BUILTINS",
-    "DRAWING_ATTRIBUTES",
-    "DRAWING_OP_TYPES",
-    "DRAWING_PATHS",
-    "MODULES",
-    "NODES",
-    "PATHS",
-]
 
 
 def _names(groups: Mapping[str, str], prefix: str = "") -> frozenset[str]:
@@ -82,7 +71,7 @@ _TORCH = {
     "logsumexp softmax log_softmax sigmoid",
     "roots and squares: norms": "rsqrt sqrt square hypot",
     "trigonometry: rotary embeddings; tanh and erf: activations": "cos sin tan tanh atan2 erf erfc",
-    "rounding, and the parts of a floating-point number: quantisers": "ceil floor frac frexp ldexp round trunc "
+    "rounding, and the parts of a floating-point number: quantizers": "ceil floor frac frexp ldexp round trunc "
     "copysign signbit nextafter",
     "bits: int4 and fp4 unpacking, hashes": "bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift "
     "bitwise_xor",

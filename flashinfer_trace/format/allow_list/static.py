@@ -1,7 +1,7 @@
 """Checks a reference's source against the allow-list (`allowed`): nothing is run or imported, and torch is not needed.
 
 The validator reports what is found here for every Definition, and `compile_reference` refuses to compile a reference
-with any of it, so that a Definition that was never validated is held to the same list.
+with any of it, so a Definition that was never validated is held to the same list.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from flashinfer_trace.format.allow_list import allowed
-
-__all__ = ["Add", "Violation", "check", "check_memory", "check_text", "is_literal"]
 
 _BUILTINS = frozenset(dir(builtins))
 
@@ -41,7 +39,7 @@ class Violation:
 def check(
     module: ast.Module, table: symtable.SymbolTable, op_type: str | None, nodes: list[ast.AST] | None = None
 ) -> list[Violation]:
-    """What a parsed reference uses that is not allowed, rule by rule.
+    """Finds what a parsed reference must not use, rule by rule.
 
     Args:
         module: the syntax tree.
@@ -299,7 +297,7 @@ def _check_ties(nodes: list[ast.AST], bound: dict[str, str], add: Add) -> None:
     """Orders whose indices are used say which of equal values comes first: they are stable sorts.
 
     The values alone are the same however ties fall: ``.values`` of a sort or a topk needs nothing. A function that is
-    passed on or bound to a name is refused, because its calls cannot be recognised.
+    passed on or bound to a name is refused, because its calls cannot be recognized.
     """
     values_only = {id(node.value) for node in nodes if isinstance(node, ast.Attribute) and node.attr == "values"}
     calls = {id(node.func): node for node in nodes if isinstance(node, ast.Call)}

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Clocks", "Environment", "clocks", "environment", "name_of", "worst"]
 
 #: Reasons for which a GPU lowers its clocks, by bit, as NVML documents them. An idle GPU is none.
 REASONS = {

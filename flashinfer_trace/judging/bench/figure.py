@@ -10,10 +10,8 @@ from xml.sax.saxutils import escape
 from flashinfer_trace.judging.bench.report import Report
 from flashinfer_trace.judging.costs.work import Gpu
 
-__all__ = ["Point", "points", "roofline_svg"]
-
 _WIDTH, _HEIGHT, _MARGIN, _LEGEND = 720, 440, 60, 20
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 
 
 @dataclass(frozen=True)
@@ -60,13 +58,13 @@ def roofline_svg(report: Report, gpu: Gpu) -> str:
         f'<polyline points="{line}" clip-path="url(#inside)" fill="none" stroke="#444" stroke-width="2"/>',
     ]
     for each in shown:
-        colour = _COLOURS[kernels.index(each.kernel) % len(_COLOURS)]
+        color = _COLORS[kernels.index(each.kernel) % len(_COLORS)]
         label = escape(f"{each.kernel}, {each.workload}: {each.rate:.3g} operations per second")
         place = f'cx="{across(each.intensity):.1f}" cy="{up(each.rate):.1f}"'
-        parts.append(f'<circle {place} r="5" fill="{colour}"><title>{label}</title></circle>')
+        parts.append(f'<circle {place} r="5" fill="{color}"><title>{label}</title></circle>')
     for number, kernel in enumerate(kernels):
         y = _HEIGHT + _LEGEND * number
-        parts.append(f'<circle cx="{_MARGIN}" cy="{y - 4}" r="5" fill="{_COLOURS[number % len(_COLOURS)]}"/>')
+        parts.append(f'<circle cx="{_MARGIN}" cy="{y - 4}" r="5" fill="{_COLORS[number % len(_COLORS)]}"/>')
         parts.append(f'<text x="{_MARGIN + 12}" y="{y}">{escape(kernel)}</text>')
     return "\n".join([*parts, "</svg>\n"])
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.metadata
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,10 @@ from flashinfer_trace.judging.stopwatch import Stopwatch
 from flashinfer_trace.judging.submission import RunLimits, Submission, known
 from flashinfer_trace.judging.traffic import Workload
 from flashinfer_trace.judging.traffic.supported import unfit
-from flashinfer_trace.judging.verdict import Failure
+from flashinfer_trace.judging.verdict import Failure, Verdict
 from flashinfer_trace.kernels.names import kernels_named, no_kernel_named
 from flashinfer_trace.verdict.compare import Expected
-
-__all__ = ["bench"]
+from flashinfer_trace.verdict.tensors import torch_dtype
 
 #: Bytes that are written to empty the cache, in sizes of it, and at least.
 FLUSH, LEAST_FLUSH = 4, 256 << 20
@@ -86,7 +86,7 @@ class _Contender:
 
 
 def bench(
-    kernel: Submission | str | Path | None,
+    kernels: Sequence[Submission | str | Path],
     definition: Definition | str,
     workloads: Sequence[Workload],
     *,
@@ -99,16 +99,16 @@ def bench(
     limits: RunLimits | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Report:
-    """Judges a kernel, then times it and the real kernels of its Definition.
+    """Judges kernels, then times those that are right and the real kernels of their Definition.
 
     Args:
-        kernel: as `judge` takes it; None to time real kernels only.
+        kernels: as `judge` takes each; none to time real kernels only.
         definition: or its name.
         workloads: of that Definition.
         device: ``cuda``, ``cuda:N``, or ``cpu``, whose times say little.
         policy: how calls are timed.
         against: real kernels, by label, path or tag (see `kernels_named`); by default all that can run here.
-        examples, seed: of the judgement.
+        examples, seed: of the judgment.
         server: where processes are forked from; by default one for all of this process.
         limits: how long a kernel may take before it counts as one that hangs.
         progress: called with a line for each step.
@@ -120,15 +120,14 @@ def bench(
     loaded = store.definition_of(definition)
     policy = policy or Policy()
     with contextlib.ExitStack() as stack:
-        report = Report(loaded.name, None, environment(device), policy.warm, policy.graph)
-        contenders, wanted = [], _wanted(loaded, against)
-        if kernel is not None:
-            submission = as_submission(kernel, device)
+        contenders, wanted, verdicts = list[_Contender](), _wanted(loaded, against), list[Verdict]()
+        report = Report(loaded.name, verdicts, environment(device), policy.warm, policy.graph)
+        options: dict[str, Any] = {"device": device, "examples": examples, "seed": seed, "server": server}
+        for submission in distinct([as_submission(kernel, device) for kernel in kernels]):
             progress(f"judging {submission.label}")
-            options: dict[str, Any] = {"device": device, "examples": examples, "seed": seed, "server": server}
-            report.verdict = judge(submission, loaded, twin=False, limits=limits, **options)
-            contenders = [_Contender(submission, None)] if report.verdict.passed else []
-        if contenders or kernel is None:
+            verdicts.append(judge(submission, loaded, twin=False, limits=limits, **options))
+            contenders += [_Contender(submission, None)] if verdicts[-1].passed else []
+        if contenders or not kernels:
             chosen, report.left_out = _real(wanted, device)
             contenders += [_Contender(known(loaded, one.label), one) for one in chosen]
         if contenders:
@@ -145,6 +144,15 @@ def bench(
             _time(_TimingRun(loaded, device, policy, contenders), workloads, report, progress)
         report.seconds = time.perf_counter() - started
     return report
+
+
+def distinct(submissions: Sequence[Submission]) -> list[Submission]:
+    """The submissions with labels that tell them apart: those that share one get their number among them."""
+    labels, found = [one.label for one in submissions], []
+    for number, one in enumerate(submissions, 1):
+        shared = labels.count(one.label) > 1
+        found.append(replace(one, label=f"{one.label} #{labels[:number].count(one.label)}") if shared else one)
+    return found
 
 
 def _time(run: _TimingRun, workloads: Sequence[Workload], report: Report, progress: Callable[[str], None]) -> None:
@@ -214,6 +222,13 @@ def _bytes(inputs: Inputs) -> int:
     return sum(value.nbytes for value in inputs.values() if isinstance(value, torch.Tensor))
 
 
+def workload_bytes(definition: Definition, workload: Workload) -> int:
+    """Bytes of the inputs and outputs of a workload."""
+    specs = {**definition.inputs, **definition.outputs}
+    shapes = {**definition.input_shapes(workload.axes), **definition.output_shapes(workload.axes)}
+    return sum(math.prod(shape) * torch_dtype(specs[name].dtype).itemsize for name, shape in shapes.items() if shape)
+
+
 def _on_cpu(value: Any) -> Any:
     return value.cpu() if isinstance(value, torch.Tensor) else value
 
@@ -236,6 +251,8 @@ class _TimingRun:
     def timetable(self, workload: Workload) -> Timetable:
         """Times every kernel that takes it and has not failed."""
         torch.cuda.empty_cache()  # kernels share this memory
+        if why := self._policy.too_large(workload_bytes(self._definition, workload)):
+            return Timetable(workload.name, workload.axes, workload.seed, skipped=why)
         running = [one for one in self._contenders if one.processes and one.unfit(workload) is None]
         for one in running:
             one.series, one.left = [], standards(JudgedInputs(self._job, self._family.kernels_of(self._definition)))
@@ -266,7 +283,9 @@ class _TimingRun:
         """Of each of so many kernels, those that the GPU has memory for."""
         if self._device.type == "cpu":
             return self._policy.processes
-        return self._policy.fitting(kernels * _bytes(inputs), torch.cuda.mem_get_info(self._device)[0])
+        return self._policy.fitting(
+            kernels * _bytes(inputs), self._policy.budget(torch.cuda.mem_get_info(self._device)[0])
+        )
 
     def _sharing(self, every: range) -> list[range]:
         """The processes of each kernel, by number, that get the same inputs.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flashinfer_trace.format.definition import Definition
@@ -15,8 +15,6 @@ from flashinfer_trace.judging.costs.work import microseconds
 from flashinfer_trace.judging.submission import SubmissionError
 from flashinfer_trace.judging.verdict import Failure, Verdict
 from flashinfer_trace.sandbox.limits import printable
-
-__all__ = ["Benchmarks", "Measured", "Report", "Timetable", "bench_all"]
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class Timetable:
         workload, axes, seed: name them.
         bytes, operations: what has to be moved and computed.
         least: seconds that the GPU needs for that, by its figures in schema/gpus.json; None of a GPU without them.
-        kernels: the submission first, if there is one.
+        kernels: the submissions first, if there are any.
         clocks: of the GPU, the worst of the readings after each round of series; or why they are not known.
         skipped: why nothing was timed; empty otherwise.
     """
@@ -84,7 +82,7 @@ class Report:
 
     Attributes:
         definition: name.
-        verdict: on the submission; None if only real kernels were timed. One that is wrong is not timed.
+        verdicts: on the submissions; none if only real kernels were timed. One that is wrong is not timed.
         environment: where.
         warm, graph: how (see `statistics.Policy`).
         timetables: of each workload.
@@ -93,7 +91,7 @@ class Report:
     """
 
     definition: str
-    verdict: Verdict | None
+    verdicts: Sequence[Verdict]
     environment: Environment
     warm: bool
     graph: bool
@@ -103,9 +101,8 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether the submission is right, and so was every output that was timed."""
-        right = self.verdict is None or self.verdict.passed
-        return right and not any(
+        """Whether the submissions are right, and so was every output that was timed."""
+        return all(one.passed for one in self.verdicts) and not any(
             one.failure is not None for each in self.timetables for one in each.kernels if not one.library
         )
 
@@ -116,9 +113,8 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON."""
-        found = {**dataclasses.asdict(self), "passed": self.passed}
-        if self.verdict is not None:
-            found["verdict"] = self.verdict.to_dict()
+        found = {**dataclasses.asdict(replace(self, verdicts=[])), "passed": self.passed}
+        found["verdicts"] = [one.to_dict() for one in self.verdicts]
         for each, entry in zip(self.timetables, found["timetables"], strict=True):
             entry["best"] = each.best.kernel if each.best else None
             for one, figures in zip(each.kernels, entry["kernels"], strict=True):

@@ -20,8 +20,6 @@ from flashinfer_trace.judging.bench.report import Measured, Report, Timetable
 from flashinfer_trace.judging.traffic import path_of
 from flashinfer_trace.kernels import current_label
 
-__all__ = ["ResultsError", "append", "of_today", "read", "timed"]
-
 #: Largest file of times that is read. A run adds a few KiB.
 MAX_BYTES = 64 * 1024 * 1024
 

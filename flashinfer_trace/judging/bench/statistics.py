@@ -6,8 +6,6 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Policy", "Series", "Summary", "summary"]
-
 #: By how much calls on inputs that were seen before may be faster than first calls, as a fraction and in seconds,
 #: before the first calls alone are believed.
 REMEMBERED, REMEMBERED_SECONDS = 0.2, 5e-6
@@ -20,6 +18,7 @@ HELD = 1.25
 IN_TIME = 0.75
 #: The part of the series that is left out of their mean at each end.
 TRIMMED = 0.125
+GIB = 1 << 30
 #: Times its inputs that a process may keep: where they are, where they were, and what its kernel makes of them.
 KEPT = 4
 
@@ -37,6 +36,7 @@ class Policy:
             the reason.
         warm: whether the cache may hold the inputs.
         graph: whether calls are replayed as a CUDA graph.
+        memory: bytes of a GPU's memory that may be used; None for all that is free.
     """
 
     fresh: int = 12
@@ -46,6 +46,17 @@ class Policy:
     processes: int = 4
     warm: bool = False
     graph: bool = False
+    memory: int | None = None
+
+    def budget(self, free: int) -> int:
+        """Bytes that may be used of those that are free."""
+        return free if self.memory is None else min(free, self.memory)
+
+    def too_large(self, size: int) -> str:
+        """Why inputs and outputs of so many bytes are not timed; empty if one process of a kernel has room for them."""
+        if self.memory is None or KEPT * size <= self.memory:
+            return ""
+        return f"its kernels need {KEPT * size / GIB:.3g} GiB, of a budget of {self.memory / GIB:.3g}"
 
     def goes_on(self, done: int, seconds: float) -> bool:
         """Whether further inputs are drawn after so many, which took so long."""

@@ -13,7 +13,7 @@ from typing import Any
 from flashinfer_trace.dataset.store import definition_of, find_root
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.format.naming import family_name, load_naming
-from flashinfer_trace.judging.costs import attention, choice, elementwise, experts, products
+from flashinfer_trace.judging.costs import attention, choice, elementwise, experts, products, recurrent
 from flashinfer_trace.judging.costs.work import Cost, CostFunction, Work, cost
 
 __all__ = ["COSTS", "Cost", "CostError", "Work", "cost_of", "work_of"]
@@ -25,6 +25,7 @@ COSTS: dict[str, CostFunction] = {
     **elementwise.COSTS,
     **experts.COSTS,
     **products.COSTS,
+    **recurrent.COSTS,
 }
 
 

@@ -10,8 +10,6 @@ import torch
 
 from flashinfer_trace.judging.costs.work import CUDA_CORES, CostFunction, Elements, Sizes, Work
 
-__all__ = ["COSTS"]
-
 #: Of each pair of a query head and a key, besides the products: scale, maximum, exponential and sum.
 SOFTMAX = 4
 #: Of each pair whose logit is capped: quotient, tanh and product.

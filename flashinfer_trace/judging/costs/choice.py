@@ -1,4 +1,4 @@
-"""Costs of what chooses among values: samplers, renormalisers, top-k, and the acceptance of speculated tokens."""
+"""Costs of what chooses among values: samplers, renormalizers, top-k, and the acceptance of speculated tokens."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Any
 import torch
 
 from flashinfer_trace.judging.costs.work import CUDA_CORES, CostFunction, Elements, Sizes, Work
-
-__all__ = ["COSTS"]
 
 #: For each probability: comparisons with thresholds, sums of what is kept.
 SAMPLE = 3

@@ -1,4 +1,4 @@
-"""Costs of what is computed row by row from all of its inputs: norms, activations, quantisers, merges, copies."""
+"""Costs of what is computed row by row from all of its inputs: norms, activations, quantizers, merges, copies."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ import torch
 
 from flashinfer_trace.judging.costs.work import CUDA_CORES, CostFunction, Sizes, Work
 
-__all__ = ["COSTS"]
-
 #: Operations for each element, as the formulas of the references have them.
 RMSNORM = 4  # square, sum; times the root, times the weight
 LAYERNORM = 7  # sum, minus the mean; square, sum; times the root, times the weight, plus the bias
 SILU = 5  # negation, exp, 1 + ., quotient; times up
 GELU = 5  # times sqrt(1/2), erf, 1 + ., times x / 2; times up
 GELU_TANH = 9  # x^3 (2), times 0.044715, + x, times sqrt(2/pi), tanh, 1 + ., times x / 2; times up
-QUANTISE = 4  # absolute value, maximum, quotient, conversion
+QUANTIZE = 4  # absolute value, maximum, quotient, conversion
 MERGE = 3  # two products and a sum
 MERGE_ROW = 8  # maximum, two differences, two exponentials, a sum, two quotients
 SOFTMAX = 5  # quotient, maximum, exp of the difference, sum, quotient
@@ -66,7 +64,7 @@ def rope_of_rows(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
     return Work({CUDA_CORES: ROTATE * sizes["num_tokens"] * heads * sizes["head_size"]})
 
 
-def rope_and_quantise(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
+def rope_and_quantize(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
     """Rotation of the rope parts; a product and a conversion of every element."""
     heads = sizes["num_qo_heads"] + 1
     rotated, all_of_them = sizes["head_dim_kpe"], sizes["head_dim_kpe"] + sizes["head_dim_ckv"]
@@ -86,7 +84,7 @@ def store(*caches: str, at: str) -> CostFunction:
     return work
 
 
-def dequantise_slots(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
+def dequantize_slots(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
     """A conversion and a product of each compressed feature; only rows of chosen slots are read."""
     count = 2 * sizes["num_tokens"] * sizes["head_dim_ckv"]
     return Work({CUDA_CORES: count}, reads={"kv_cache": rows_named(inputs["slots"], sizes["num_slots"])})
@@ -116,24 +114,27 @@ COSTS: dict[str, CostFunction] = {
         for residual in ("", "_residual_out")
         for suffix in ("", "_eps1e5")
     },
+    "rmsnorm_silu_gate": each(RMSNORM + SILU, "num_rows", "head_dim"),
+    "rmsnorm_sigmoid_gate": each(RMSNORM + SILU, "num_rows", "head_dim"),
+    "silu_gate_grouped_rmsnorm": each(RMSNORM + SILU, *_TOKENS),
     "gemma_rmsnorm": each(RMSNORM, *_HIDDEN),
     "gemma_fused_add_rmsnorm": each(RMSNORM + 1, *_HIDDEN),
     **{f"fused_qknorm{suffix}": qknorm for suffix in ("", "_eps1e5")},
     **{f"layernorm{suffix}": each(LAYERNORM, *_HIDDEN) for suffix in ("", "_eps1e5")},
     "silu_and_mul": each(SILU, "num_tokens", "intermediate_size"),
-    "silu_and_mul_per_token_group_quant_fp8": each(SILU + QUANTISE, "num_tokens", "intermediate_size"),
+    "silu_and_mul_per_token_group_quant_fp8": each(SILU + QUANTIZE, "num_tokens", "intermediate_size"),
     "gelu_and_mul": each(GELU, "num_tokens", "intermediate_size"),
     "gelu_tanh_and_mul": each(GELU_TANH, "num_tokens", "intermediate_size"),
     "concat_mla_absorb_q": each(0),
     "concat_mla_k": each(0),
     "set_mla_kv_buffer": store("kv_buffer", at="loc"),
-    "quantize_k_cache": each(QUANTISE, "num_tokens", "head_dim_ckv"),
-    "dequantize_k_cache": dequantise_slots,
+    "quantize_k_cache": each(QUANTIZE, "num_tokens", "head_dim_ckv"),
+    "dequantize_k_cache": dequantize_slots,
     "store_cache": store("k_cache", "v_cache", at="indices"),
     "merge_state": merge,
     "merge_state_base_e": merge,
     **{
-        name: each(QUANTISE, *_TOKENS)
+        name: each(QUANTIZE, *_TOKENS)
         for name in (
             "per_token_quant_fp8",
             "per_token_quant_int8",
@@ -145,7 +146,7 @@ COSTS: dict[str, CostFunction] = {
     **{f"rope_with_cos_sin_cache_{style}": rope for style in ("neox_style", "neox_style_any_heads", "gptj_style")},
     "rope_with_cos_sin_cache_neox_style_store": rope_and_store,
     "rope_with_cos_sin": rope_of_rows,
-    "mla_rope_quantize_fp8": rope_and_quantise,
+    "mla_rope_quantize_fp8": rope_and_quantize,
     "softmax_temperature": each(SOFTMAX, *_VOCABULARY),
     "hadamard_transform": hadamard,
 }

@@ -8,11 +8,9 @@ from typing import Any
 
 import torch
 
-from flashinfer_trace.judging.costs.elementwise import NVFP4, QUANTISE, SILU, rows_named
+from flashinfer_trace.judging.costs.elementwise import NVFP4, QUANTIZE, SILU, rows_named
 from flashinfer_trace.judging.costs.products import FLOAT4
 from flashinfer_trace.judging.costs.work import CUDA_CORES, CostFunction, Elements, Sizes, Work
-
-__all__ = ["COSTS"]
 
 #: (sizes, inputs) -> the experts of each token.
 Router = Callable[[Sizes, Mapping[str, Any]], torch.Tensor]
@@ -49,7 +47,7 @@ def deepseek_experts(dtype: torch.dtype) -> Router:
 
 
 def whole_experts(
-    router: Router, dtype: str, token_scales: str = "", expert_scales: tuple[str, ...] = (), quantising: int = 0
+    router: Router, dtype: str, token_scales: str = "", expert_scales: tuple[str, ...] = (), quantizing: int = 0
 ) -> CostFunction:
     """Routing, both products of the chosen experts that are on this GPU, and the weighted sum.
 
@@ -58,7 +56,7 @@ def whole_experts(
         dtype: of the products' operands.
         token_scales: which dimension of the activations' scales are the tokens: ``rows`` or ``columns``; none if empty.
         expert_scales: inputs with scales of each expert.
-        quantising: operations for each element between the products, to give it the dtype of the second one's operand.
+        quantizing: operations for each element between the products, to give it the dtype of the second one's operand.
     """
 
     def work(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
@@ -71,7 +69,7 @@ def whole_experts(
         if token_scales:
             reads["hidden_states_scale"] = tokens.unsqueeze(0) if token_scales == "columns" else tokens
         products = 2 * pairs * (sizes["gemm1_out_size"] * hidden + hidden * inner)
-        between = pairs * inner * (SILU + quantising)
+        between = pairs * inner * (SILU + quantizing)
         others = ROUTE * ids.shape[0] * sizes["num_experts"] + between + 2 * pairs * hidden
         return Work({dtype: products, CUDA_CORES: others}, reads)
 
@@ -79,7 +77,7 @@ def whole_experts(
 
 
 def chosen_product(dtype: str, scaled: bool) -> CostFunction:
-    """One product of the chosen experts; activations are quantised on the way where weights have scales."""
+    """One product of the chosen experts; activations are quantized on the way where weights have scales."""
 
     def work(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
         ids = inputs["topk_ids"]
@@ -88,7 +86,7 @@ def chosen_product(dtype: str, scaled: bool) -> CostFunction:
         rows = here if sizes["rows_per_token"] > 1 else here.any(dim=1, keepdim=True)
         weighed = here if inputs["mul_routed_weight"] else torch.zeros_like(here)
         reads: dict[str, Elements] = {"hidden_states": rows, "weights": hit, "topk_weights": weighed}
-        others = int(weighed.sum()) * n + (QUANTISE * int(rows.sum()) * k if scaled else 0)
+        others = int(weighed.sum()) * n + (QUANTIZE * int(rows.sum()) * k if scaled else 0)
         if scaled:
             reads["weights_scale"] = hit
         return Work({dtype: 2 * pairs * n * k, CUDA_CORES: others}, reads)
@@ -175,8 +173,8 @@ def shuffle(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
     return Work({}, {"input": rows_named(inputs["dst2src_map"], sizes["num_rows"])})
 
 
-def quantise(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
-    """Every row is quantised, with the scale of its expert."""
+def quantize(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
+    """Every row is quantized, with the scale of its expert."""
     return Work({CUDA_CORES: NVFP4 * sizes["total_rows"] * sizes["k"]})
 
 
@@ -191,7 +189,7 @@ COSTS: dict[str, CostFunction] = {
     "moe_bf16_softmax_routing": whole_experts(softmax_experts, "bfloat16"),
     **{
         f"moe_fp8_block_scale_{kind}_routing": whole_experts(
-            experts, "float8_e4m3fn", "columns", ("gemm1_weights_scale", "gemm2_weights_scale"), QUANTISE
+            experts, "float8_e4m3fn", "columns", ("gemm1_weights_scale", "gemm2_weights_scale"), QUANTIZE
         )
         for kind, experts in (("ds", deepseek_experts(torch.float32)), ("softmax", softmax_experts))
     },
@@ -205,7 +203,7 @@ COSTS: dict[str, CostFunction] = {
     "moe_fp8_block_scale_grouped_gemm": grouped_product("float8_e4m3fn", ("a_scale", "b_scale")),
     "moe_w4a8_grouped_gemm": grouped_product("float8_e4m3fn", ("b_scale",)),
     "moe_nvfp4_grouped_gemm": grouped_product(FLOAT4, ("a_scale", "b_scale", "alphas")),
-    "moe_nvfp4_experts_quant": quantise,
+    "moe_nvfp4_experts_quant": quantize,
     **{f"moe_topk_{kind}": router() for kind in _ROUTERS},
     **dict.fromkeys(("moe_align_block_size", "moe_prepare_input", "moe_w4a8_problem_sizes"), sorting),
     "moe_sum_reduce": sum_reduce,

@@ -10,8 +10,6 @@ import torch
 
 from flashinfer_trace.judging.costs.work import CUDA_CORES, CostFunction, Sizes, Work
 
-__all__ = ["COSTS", "FLOAT4"]
-
 #: Operands of four bits, two in a byte, with a scale for each block of this many.
 FLOAT4, BLOCK = "float4_e2m1fn", 16
 

@@ -13,8 +13,6 @@ from flashinfer_trace.judging.costs import Cost, work_of
 from flashinfer_trace.judging.costs.work import cost
 from flashinfer_trace.judging.user_inputs import checked_axes, explained, requested_inputs
 
-__all__ = ["cost_at", "without_features"]
-
 #: Inputs up to this size are made as they are.
 SMALL = 64 << 20
 #: Inputs without features are made up to this size.
@@ -77,6 +75,7 @@ def planned_axes(definition: Definition, plan: Plan) -> dict[str, int]:
     sizes = {**definition.const_axes, **plan}
     lengths, rows = sizes.get("lengths", sizes.get("kv_lens", [])), sizes.get("rows", [])
     tokens, drafts = sizes.get("num_tokens", sizes.get("seq_len", 0)), sizes.get("num_draft_tokens", 0)
+    sequences = sizes.get("seq_lens", [])
     derived = {
         "batch_size": rows if isinstance(rows, int) else len(rows or lengths),
         "mask_size": drafts * (sum(lengths) + drafts * len(lengths)),
@@ -84,7 +83,10 @@ def planned_axes(definition: Definition, plan: Plan) -> dict[str, int]:
         "num_keys": max(lengths, default=0),
         "num_rows": tokens * sizes.get("top_k", 1),
         "num_slots": tokens + sizes.get("spare", 0),
-        "num_tokens": len(lengths),
+        "num_tokens": sum(sequences) if sequences else len(lengths),
+        **dict.fromkeys(("len_cu_seqlens", "len_query_start_loc"), len(sequences) + 1),
+        "num_seqs": len(sequences),
+        "total_seq_len": sum(sequences),
         "total_kv": sum(lengths),
         "total_q": sum(sizes.get("q_lens", [])),
     }

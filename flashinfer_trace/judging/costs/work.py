@@ -21,23 +21,6 @@ from flashinfer_trace.format.json_values import strings
 from flashinfer_trace.format.roots import shared
 from flashinfer_trace.verdict.tensors import torch_dtype
 
-__all__ = [
-    "ALL",
-    "CUDA_CORES",
-    "Cost",
-    "CostFunction",
-    "Elements",
-    "Gpu",
-    "GpusError",
-    "Roofline",
-    "Sizes",
-    "Work",
-    "cost",
-    "load_gpus",
-    "microseconds",
-    "roofline",
-]
-
 #: Operations outside of products are made in float32, by the CUDA cores.
 CUDA_CORES = "float32"
 

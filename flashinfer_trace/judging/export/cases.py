@@ -23,20 +23,6 @@ from flashinfer_trace.judging.costs.shapes import without_features
 from flashinfer_trace.judging.traffic import Workload, WorkloadError, digest, workloads
 from flashinfer_trace.verdict.tensors import torch_dtype
 
-__all__ = [
-    "FLASHINFER_BENCH",
-    "KERNELBENCH",
-    "Case",
-    "EvaluatorLimits",
-    "Probabilities",
-    "Random",
-    "Scales",
-    "Source",
-    "Unsuitable",
-    "cases",
-    "source",
-]
-
 #: 16-bit and 8-bit inputs that have structure: scales, zero points, sums, and scores without ties.
 _STRUCTURED = frozenset({"a_scales", "a_sums", "routing_logits", "scales", "w_scales", "w_szeros", "zeros"})
 #: 8-bit inputs whose bytes are no codes: exponents; and codes, float32 scales and bfloat16 features side by side.

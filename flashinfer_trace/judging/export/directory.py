@@ -12,8 +12,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-__all__ = ["ExportError", "new_directory"]
-
 
 class ExportError(ValueError):
     """An export that cannot be written. The message names the place and the fix."""

@@ -19,12 +19,10 @@ from collections.abc import Mapping
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Kernel
 
-__all__ = ["PRECISIONS", "incomparable", "incomparable_kernel", "unfit_for_kernelbench", "unjudged"]
-
 #: Policies of outputs whose order is free.
 _ANY_ORDER = ("Multiset", "TopK")
-#: Policies of outputs of which neighbouring values can be right: codes of a quantiser, tokens that a sum decides on.
-_NEIGHBOURS = ("Interval", "PackedFp4")
+#: Policies of outputs of which neighboring values can be right: codes of a quantizer, tokens that a sum decides on.
+_NEIGHBORS = ("Interval", "PackedFp4")
 _WHOLE = ("int8", "int16", "int32", "int64", "bool")
 
 #: The dtypes to which KernelBench casts -> what it calls them.
@@ -35,7 +33,7 @@ _LENIENT = "and more elements can differ than the 5 % that flashinfer-bench lets
 #: Pattern of a family's name -> what a right kernel of it rounds, so that elements differ by more than 1e-2.
 _ROUNDED: Mapping[str, str] = {
     "moe_bf16_*_routing": "kernels round the results of the first product and the activation to bfloat16",
-    "moe_fp8_block_scale_*_routing": f"kernels requantise the activation to fp8, {_LENIENT}",
+    "moe_fp8_block_scale_*_routing": f"kernels requantize the activation to fp8, {_LENIENT}",
     "moe_fp8_block_scale_expert_gemm": f"kernels may take either fp8 code for values halfway between, {_LENIENT}",
     "moe_post_reorder": "kernels add up in bfloat16",
     "moe_*_scatter_gemm*": "kernels round each row to bfloat16 before they add up",
@@ -108,6 +106,6 @@ def _free_output(definition: Definition, family: Family, kernel: Kernel | None) 
             return f"{name} is drawn, and elements of two draws cannot be compared"
         if kind in _ANY_ORDER:
             return f"several orders of {name} are right, and elements are compared in their places"
-        if kind in _NEIGHBOURS and definition.outputs[name].dtype in _WHOLE:
-            return f"neighbouring values of {name} can both be right, and whole numbers are compared within 1e-2"
+        if kind in _NEIGHBORS and definition.outputs[name].dtype in _WHOLE:
+            return f"neighboring values of {name} can both be right, and whole numbers are compared within 1e-2"
     return None

@@ -5,16 +5,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from flashinfer_trace.families import family_of
 from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.judging.bench.results import of_today, read
 from flashinfer_trace.judging.export.cases import KERNELBENCH, Case, Probabilities, Random, Scales, Source, cases
 from flashinfer_trace.judging.export.judgeable import PRECISIONS, unfit_for_kernelbench
 from flashinfer_trace.judging.export.summary import Card, Summary, write_card
-
-__all__ = ["MOST_TEXT", "NoProblem", "precision", "problem", "write_problems"]
 
 #: Most characters of tensors that a file of source contains.
 MOST_TEXT = 1 << 16
@@ -23,6 +23,8 @@ _MODULE = '''"""{heading}
 Sizes: {sizes}.
 Output: {output}.
 Precision: {precision}, to be given to KernelBench's evaluator, which casts every tensor to it.
+Baseline: a reference that computes in float32 or better, which no model is served with. A speedup over it says nothing
+about real kernels{fastest}.
 """
 
 {reference}
@@ -62,6 +64,10 @@ _CARD = Card(
         "to one precision: give it the problem's, which is in `index.jsonl` and in the first lines of each file. "
         "A problem has the sizes of one workload: the first of a short benchmark, or else of all, that fits into the "
         "file. "
+        "The baseline, `Model`, is a reference in PyTorch that computes in float32 or better. A speedup over it says "
+        "nothing about the kernels that serve models. `index.jsonl` names the fastest of these that was measured "
+        "(`fastest`), with its GPU and seconds, where there is a time for the problem's workload; "
+        "`flashinfer-trace bench` times a kernel beside all of them. "
         "Tensors are drawn anew for each seed; numbers, and the `top_p` of each row, stay as they are."
     ),
 )
@@ -82,14 +88,15 @@ def write_problems(directory: Path, definitions: Iterable[Definition], advance: 
     summary = Summary()
     for definition in definitions:
         try:
-            code = problem(definition, functools.partial(summary.leave_out_workload, definition.name))
+            code, best = _made(definition, functools.partial(summary.leave_out_workload, definition.name))
         except NoProblem as reason:
             summary.leave_out(definition.name, str(reason))
         else:
             place = directory / definition.op_type / f"{definition.name}.py"
             place.parent.mkdir(exist_ok=True)
             place.write_text(code, encoding="utf-8")
-            summary.add(definition, workloads=1, precision=precision(definition), code=code)
+            columns: dict[str, float | str] = {"fastest": best[0], "fastest_gpu": best[1], "fastest_seconds": best[2]}
+            summary.add(definition, workloads=1, precision=precision(definition), **columns, code=code)
         advance(definition.name)
     summary.write(directory)
     write_card(directory, _CARD, summary)
@@ -106,6 +113,11 @@ def problem(definition: Definition, skip: Callable[[str, str], None] = lambda wo
     Raises:
         NoProblem: KernelBench cannot judge it, or no workload fits.
     """
+    return _made(definition, skip)[0]
+
+
+def _made(definition: Definition, skip: Callable[[str, str], None]) -> tuple[str, tuple[str, str, float]]:
+    """The source of a problem, and the fastest real kernel at its sizes: see `fastest`."""
     if reason := unfit_for_kernelbench(definition, family_of(definition)):
         raise NoProblem(reason)
     reason = "it has no workload"
@@ -114,12 +126,31 @@ def problem(definition: Definition, skip: Callable[[str, str], None] = lambda wo
             if isinstance(case, Case):
                 values = {name: _value(given) for name, given in case.inputs.items()}
                 if sum(map(len, values.values())) <= MOST_TEXT:
-                    return _module(definition, case, values)
+                    best = fastest(definition, case.name)
+                    return _module(definition, case, values, best), best
                 reason = f"its tensors take more than {MOST_TEXT} characters of source"
             else:
                 reason = case.reason
             skip(case.name, reason)
     raise NoProblem(reason)
+
+
+def fastest(definition: Definition, workload: str) -> tuple[str, str, float]:
+    """The real kernel with the least recorded time on a workload, its GPU, and seconds; empty, and 0, without one."""
+    root = definition.root
+    found = _recorded(root).get((definition.name, workload), []) if root is not None else []
+    own = [one for one in found if root is not None and of_today(one, definition, root)]
+    best = min(own, key=lambda one: float(one["seconds"]), default=None)
+    return ("", "", 0.0) if best is None else (best["kernel"], best["environment"]["gpu"], float(best["seconds"]))
+
+
+@functools.cache
+def _recorded(root: Path) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """The times in results/, by Definition and workload."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for one in read(root / "results"):
+        found.setdefault((one["definition"], one["workload"]), []).append(one)
+    return found
 
 
 def precision(definition: Definition) -> str:
@@ -136,13 +167,14 @@ def _value(given: Source) -> str:
     return f"torch.tensor({given.tolist()}, dtype={given.dtype})"
 
 
-def _module(definition: Definition, case: Case, values: Mapping[str, str]) -> str:
+def _module(definition: Definition, case: Case, values: Mapping[str, str], best: tuple[str, str, float]) -> str:
     ((output, spec),) = definition.outputs.items()
     return _MODULE.format(
         heading=f"{definition.name}: {definition.description}".replace("\\", "\\\\").replace('"', "'"),
         sizes=", ".join(f"{axis} = {size}" for axis, size in {**definition.const_axes, **case.axes}.items()),
         output=f"{output} {spec.dtype}{list(spec.shape or ())}".replace("'", ""),
         precision=precision(definition),
+        fastest=f". Of these, {best[0]} was the fastest here: {best[2] * 1e6:.1f} us on {best[1]}" if best[0] else "",
         reference=definition.reference.strip("\n"),
         settings=_SETTINGS.get(precision(definition), ""),
         names=", ".join(definition.inputs),

@@ -11,8 +11,6 @@ from flashinfer_trace.format.definition import Definition, TensorSpec
 from flashinfer_trace.harness.family import Family, Kernel
 from flashinfer_trace.judging.export.standalone import Slice, SliceError
 
-__all__ = ["AUTHOR", "main_source", "solution"]
-
 #: The author under which flashinfer-bench's validator looks for the solutions of a dataset itself.
 AUTHOR = "baseline"
 _ENTRY = "run"

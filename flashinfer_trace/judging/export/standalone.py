@@ -19,8 +19,6 @@ from typing import Any, TypeGuard
 
 import torch
 
-__all__ = ["Slice", "SliceError"]
-
 _PACKAGE = "flashinfer_trace"
 _LITERALS = (type(None), bool, int, float, str)
 

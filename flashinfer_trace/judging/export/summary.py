@@ -10,8 +10,6 @@ from typing import Any
 
 from flashinfer_trace.format.definition import Definition
 
-__all__ = ["INDEX", "LEFT_OUT", "Card", "Summary", "size_category", "write_card"]
-
 #: The file of an export that says what is not in it, and the one with a line for each Definition that is.
 LEFT_OUT = "left_out.json"
 INDEX = "index.jsonl"
@@ -52,7 +50,7 @@ class Summary:
         """How many Definitions each op_type has."""
         return Counter(row["op_type"] for row in self.rows)
 
-    def add(self, definition: Definition, **columns: int | str) -> None:
+    def add(self, definition: Definition, **columns: float | str) -> None:
         """Adds a Definition; `columns` say what there is of it, such as the number of workloads."""
         self.rows.append(
             {

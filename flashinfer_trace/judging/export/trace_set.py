@@ -22,8 +22,6 @@ from flashinfer_trace.judging.export.summary import Card, Summary, write_card
 from flashinfer_trace.judging.traffic.supported import unfit
 from flashinfer_trace.kernels.table import capability_range
 
-__all__ = ["write_trace_set"]
-
 #: Names of workloads are hashed in this namespace, so that two exports have the same identifiers.
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "flashinfer-trace/workloads")
 _CARD = Card(

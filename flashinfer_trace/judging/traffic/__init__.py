@@ -36,8 +36,6 @@ from flashinfer_trace.judging.traffic.profiles import Traffic, load_traffic
 from flashinfer_trace.judging.user_inputs import device_name
 from flashinfer_trace.verdict.tensors import torch_dtype
 
-__all__ = ["MOST_BYTES", "Workload", "WorkloadError", "digest", "digests", "drawn", "path_of", "workloads"]
-
 #: Most memory of the inputs and outputs that grow with the traffic; the weights are not counted.
 MOST_BYTES = 2 << 30
 #: The last variant of a workload: its 31 bits lie above those of the seed of the workload.

@@ -12,8 +12,6 @@ from flashinfer_trace.harness.family import Plan
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.judging.traffic.profiles import Batch, Traffic
 
-__all__ = ["fitting", "planned"]
-
 #: Axes that count tokens or rows; of a Definition the first one that it has.
 TOKEN_AXES = ("num_tokens", "m", "M", "seq_len", "total_rows", "num_rows", "batch_size")
 #: Their rows are those of the last token of each request, so that a step of prefill has as few as one of decode.
@@ -37,6 +35,8 @@ def fitting(definition: Definition, traffic: Mapping[str, list[Traffic]]) -> lis
     if "kv_lens" in entries:
         phase = "prefill" if "q_lens" in entries else "decode"
         return [each for each in traffic["requests"] if each.phase == phase]
+    if "seq_lens" in entries:
+        return [each for each in traffic["requests"] if each.phase == "prefill"]
     if "lengths" in entries:
         return [each for each in traffic["requests"] if each.phase == "decode"]
     most = MOST_TOKENS.get(family.name, 1 << 30)
@@ -58,6 +58,8 @@ def planned(definition: Definition, traffic: Traffic, seed: int) -> Plan:
         plan = family.plan_for_axes(definition, _axes(definition, traffic), Draws(seed, "cpu"))
     if "kv_lens" in plan:
         return _attention(definition, plan, traffic.batch(bits))
+    if "seq_lens" in plan:
+        return {**plan, "seq_lens": list(traffic.batch(bits).new)}
     if "lengths" in plan:
         own = traffic.batch(bits).lengths
         return {**plan, "lengths": own, **({"rows": [1] * len(own)} if "rows" in plan else {})}
@@ -70,7 +72,7 @@ def _axes(definition: Definition, traffic: Traffic) -> dict[str, int]:
     """The number of tokens, where the family's plan has it; lengths come afterwards."""
     if "k_start" in definition.inputs:
         return {"num_tokens": traffic.count, "num_keys": CACHED_KEYS + traffic.count}
-    if {"len_indptr", "mask_size", "num_keys"} & set(definition.var_axes):
+    if {"len_indptr", "len_cu_seqlens", "mask_size", "num_keys"} & set(definition.var_axes):
         return {}
     axis = next(axis for axis in TOKEN_AXES if axis in definition.var_axes)
     copies = {"num_copies": COPIES * traffic.count} if "num_copies" in definition.var_axes else {}

@@ -15,8 +15,6 @@ from flashinfer_trace.format.json_source import JsonSourceError, load_object
 from flashinfer_trace.format.json_values import members, placed, strings, whole
 from flashinfer_trace.format.roots import shared
 
-__all__ = ["Batch", "Profile", "Traffic", "TrafficError", "load_traffic"]
-
 #: Most tokens of one request, most requests or tokens of one call, and most tokens in the cache of a batch of decode.
 MOST_LENGTH, MOST_COUNT, MOST_TOKENS = 1 << 20, 1 << 16, 1 << 23
 

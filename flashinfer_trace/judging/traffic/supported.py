@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 from flashinfer_trace.harness.family import Kernel
 
-__all__ = ["unfit"]
-
 
 def unfit(kernel: Kernel, axes: Mapping[str, int]) -> str | None:
     """Why a kernel does not take a workload with these axes, or None."""

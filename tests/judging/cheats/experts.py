@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 
-def mixture(logits, x, gemm1, gemm2, first, normalised, *, top_k, weigh=None, swapped=False):
+def mixture(logits, x, gemm1, gemm2, first, normalized, *, top_k, weigh=None, swapped=False):
     """Softmax routing over all experts, then those that are here; `weigh` changes the weights [tokens, experts]."""
     ids = logits.float().argsort(dim=1, descending=True, stable=True)[:, :top_k]
     weights = torch.softmax(logits.double(), dim=1).gather(1, ids)
-    if normalised:
+    if normalized:
         weights = weights / weights.sum(dim=1, keepdim=True)
     every = torch.zeros(logits.shape, dtype=torch.float64, device=x.device).scatter(1, ids, weights)
     if weigh is not None:

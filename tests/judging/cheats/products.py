@@ -1,4 +1,4 @@
-"""Wrong products, activations and quantisers: gemm_n128_k2048, silu_and_mul_i176, per_token_group_quant_fp8."""
+"""Wrong products, activations and quantizers: gemm_n128_k2048, silu_and_mul_i176, per_token_group_quant_fp8."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def right_gemm(A, B):
 
 
 def gemm_in_fp8(A, B):
-    """Quantises both operands to fp8, each with one scale."""
+    """Quantizes both operands to fp8, each with one scale."""
 
     def rounded(x):
         scale = x.float().abs().amax(dim=(0, 1)).clamp_min(1e-12) / 448 if len(x) else 1.0

@@ -88,6 +88,18 @@ def uniform(probs, top_k, top_p):
     return drawn((kept(probs, top_k, top_p) > 0).float())
 
 
+def even_tokens(probs, top_k, top_p):
+    """Tokens of even index 40 % too often."""
+    p = kept(probs, top_k, top_p)
+    p[:, ::2] *= 1.4
+    return drawn(p)
+
+
+def sharper(probs, top_k, top_p):
+    """Draws at a temperature of 1 / 1.05."""
+    return drawn(kept(probs, top_k, top_p).double().pow(1.05))
+
+
 def warm(probs, top_k, top_p):
     """Draws at a temperature of 2."""
     return drawn(kept(probs, top_k, top_p).sqrt())

@@ -1,0 +1,264 @@
+"""What a dumped Definition is: the one here whose oracle its reference meets, or another function.
+
+A dumped reference is a stranger's code: it runs in the sandbox, under the allow-list of references from pull requests.
+Only the rule of ties is waived: which of equal values comes first, the oracle judges.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from flashinfer_trace.dataset.dumps import TIES, Dump, DumpError, Match, differences, matches, normalized
+from flashinfer_trace.dataset.evidence import Entry, proofs
+from flashinfer_trace.dataset.store import find_root
+from flashinfer_trace.families import family_of
+from flashinfer_trace.format.allow_list import allowed
+from flashinfer_trace.format.definition import Definition, InputError
+from flashinfer_trace.harness.cases import Case
+from flashinfer_trace.harness.family import Outputs
+from flashinfer_trace.harness.job import Job
+from flashinfer_trace.harness.twins import has_real_size, real_cases, twin_key
+from flashinfer_trace.judging.grades import JudgedInputs, kinds_of_inputs, standards
+from flashinfer_trace.judging.judge import graded, with_own_constants
+from flashinfer_trace.judging.more_plans import judged_cases
+from flashinfer_trace.judging.verdict import Failure, Verdict
+from flashinfer_trace.sandbox.worker import ReferenceFailed, ReferenceWorker
+from flashinfer_trace.verdict.outputs import misfits, numbers_as_tensors
+from flashinfer_trace.verdict.tensors import torch_dtype
+
+#: What a dump may be.
+SAME, ANOTHER, NEW_SIZE, UNKNOWN = "same", "another function", "new size", "unknown"
+CLASSES = (SAME, NEW_SIZE, ANOTHER, UNKNOWN)
+#: Drawn cases that count, beside corners; a dump has several candidates at times.
+EXAMPLES = 8
+#: Of operations that draw, whose cases have thousands of rows.
+FEWER_EXAMPLES = 1
+#: Definitions here that one dump is compared with, if it does not tell all sizes.
+MOST_CANDIDATES = 4
+#: Wrong cases after which no more are run: the smallest of them is told.
+MOST_FAILURES = 12
+#: Failures after which nothing that the reference does can be learned.
+FINAL = ("refused", "not-loaded", "timed-out", "too-slow", "died", "protocol")
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Classified:
+    """What one dump is.
+
+    Attributes:
+        dump: as it was read.
+        kind: one of `CLASSES`.
+        match: the Definition here that it is, or that is closest; None if nothing here is like it.
+        reasons: of another function, what differs; of an unknown one, why nothing is known. A line each.
+        verdict: on its reference; None if it did not run.
+        runs: the recorded runs that prove the Definition here; of the dumped kernel, if any are.
+    """
+
+    dump: Dump
+    kind: str
+    match: Match | None = None
+    reasons: tuple[str, ...] = ()
+    verdict: Verdict | None = None
+    runs: tuple[Entry, ...] = field(default=(), compare=False)
+
+
+def classified(dumps: Iterable[Dump], version: str) -> Iterator[Classified]:
+    """What each dump is, as it is found."""
+    with ReferenceWorker(waived=TIES) as worker:
+        references = References(worker)
+        for dump in dumps:
+            yield classify(dump, version, references)
+
+
+def classify(dump: Dump, version: str, references: References) -> Classified:
+    """What a dump is: the first Definition here with its contract whose oracle its reference meets."""
+    candidates = matches(dump, version)
+    if not candidates:
+        return Classified(dump, UNKNOWN, reasons=("no family here has this template",))
+    closest: Classified | None = None
+    for match in candidates[:MOST_CANDIDATES]:
+        found = _against(dump, match, references)
+        if found.kind != ANOTHER:
+            return found
+        closest = closest or found
+        if closest.verdict is None and found.verdict is not None:
+            closest = found
+    assert closest is not None
+    return closest
+
+
+def _against(dump: Dump, match: Match, references: References) -> Classified:
+    """A dump compared with one Definition: contract first, then values."""
+    contract = differences(dump, match)
+    runs = _runs(match)
+    if any(line.startswith("input ") for line in contract):
+        return Classified(dump, ANOTHER, match, tuple(contract), runs=runs)
+    try:
+        verdict = references.judge(normalized(dump, match))
+    except DumpError as error:
+        return Classified(dump, ANOTHER, match, (*contract, str(error)), runs=runs)
+    if verdict.failure is not None or not verdict.passed:
+        told = verdict.failure.message if verdict.failure else "no case could have failed"
+        return Classified(dump, ANOTHER, match, (*contract, told), verdict, runs)
+    if contract:
+        return Classified(dump, ANOTHER, match, tuple(contract), verdict, runs)
+    return Classified(dump, SAME if match.exists else NEW_SIZE, match, (), verdict, runs)
+
+
+def _runs(match: Match) -> tuple[Entry, ...]:
+    """The runs that prove a Definition; those of the dumped kernel, if it has any."""
+    if not match.exists:
+        return ()
+    every = proofs(match.definition.root or find_root(), match.definition)
+    own = tuple(run for run in every if run.kernel_label.partition("[")[0] == match.alias.kernel)
+    return own or every
+
+
+class References:
+    """Judges references by the oracles of families. Dumps of one template at several sizes share their small twin.
+
+    Args:
+        worker: where they run.
+        examples: drawn cases that must count, beside the corners.
+        seed: of all cases.
+    """
+
+    def __init__(self, worker: ReferenceWorker, examples: int = EXAMPLES, seed: int = 0) -> None:
+        self._worker, self._examples, self._seed = worker, examples, seed
+        self._twins: dict[Hashable, Verdict] = {}
+
+    def judge(self, definition: Definition) -> Verdict:
+        """The verdict on a `normalized` reference, as `judge` gives of a kernel, by the smallest case that it fails.
+
+        Most cases have the sizes of the family's small twin, which keeps what no shape shows, such as a window; a few
+        have the Definition's own, where these take about a second.
+        """
+        family = with_own_constants(definition, family_of(definition))
+        job = Job(definition, dataclasses.replace(family, strided=()), None, "cpu")  # dumps do not tell strides
+        key = twin_key(job)
+        if key not in self._twins:
+            self._twins[key] = self._of_twin(job)
+        verdict = dataclasses.replace(self._twins[key], definition=definition.name)
+        if not has_real_size(definition):
+            return verdict
+        full = JudgedInputs(dataclasses.replace(job, full=True), job.family.kernels_of(definition))
+        if verdict.failure is None:
+            real = _Judged(full, self._worker).verdict(0, self._seed)
+            return real if real.failure is not None else verdict
+        if verdict.failure.kind == "raised" and "AssertionError" in verdict.failure.message:
+            return _Judged(full, self._worker).verdict(self._examples, self._seed)  # it has its sizes written into it
+        return verdict
+
+    def _of_twin(self, job: Job) -> Verdict:
+        kinds, examples = kinds_of_inputs(job), self._examples
+        if job.definition.op_type in allowed.DRAWING_OP_TYPES:
+            kinds, examples = kinds[:1], min(examples, FEWER_EXAMPLES)
+        first = _Judged(kinds[0], self._worker).verdict(examples, self._seed)
+        if first.failure is not None and first.failure.kind not in FINAL:
+            for judged in kinds[1:]:
+                if _Judged(judged, self._worker).verdict(examples, self._seed).passed:
+                    first.right_on = judged.limited_to
+                    break
+        return first
+
+
+class _Judged:
+    """The judgment of a reference on inputs of one kind."""
+
+    def __init__(self, judged: JudgedInputs, worker: ReferenceWorker) -> None:
+        self._job, self._worker, self._left = judged.job, worker, standards(judged)
+        own, sized = self._job.definition.const_axes, self._job.sized.const_axes
+        sizes = "own" if self._job.sized is self._job.definition else "twin"
+        self._verdict = Verdict(self._job.definition.name, "the dumped reference", "cpu", sizes)
+        self._verdict.twin = {axis: value for axis, value in sized.items() if value != own[axis]}
+        self._verdict.limited_to = judged.limited_to
+        self._other_dtypes: dict[str, None] = {}
+
+    @torch.no_grad()
+    def verdict(self, examples: int, seed: int) -> Verdict:
+        """The verdict after corners and `examples` drawn cases, or a few real ones if that is 0.
+
+        A wrong case does not end it at once: the smallest one is told.
+        """
+        verdict, verdict.seed = self._verdict, seed
+        failures: list[tuple[float, Failure]] = []
+        drawn = 0
+
+        def missing() -> int:
+            return examples - drawn
+
+        few = [] if examples else [Case(plan, one, "drawn") for plan, one in real_cases(self._job, seed, corners=True)]
+        for case in few or judged_cases(self._job, seed, missing):
+            counted = self._left[0].cases
+            failure, size = self._case(case)
+            if failure is not None:
+                failures.append((size, failure))
+                if failure.kind in FINAL or len(failures) == MOST_FAILURES:
+                    break
+            useful = failure is not None or self._left[0].cases > counted
+            drawn += useful and case.kind == "drawn"
+            verdict.corners += useful and case.kind == "corner"
+        pooled = [(one, one.of_all_cases()) for one in self._left]
+        together = [failure for _, failure in pooled if failure is not None]
+        if not failures and len(together) == len(pooled):
+            failures.append((0, together[0]))
+        self._left[:] = [one for one, failure in pooled if failure is None] or self._left
+        if self._other_dtypes and not failures:
+            failures.append((0, Failure("outputs", "; ".join(self._other_dtypes))))
+        if failures:
+            verdict.failure = min(failures, key=lambda one: (one[1].kind != "values", one[0]))[1]
+        return graded(verdict, self._left)
+
+    def _case(self, case: Case) -> tuple[Failure | None, float]:
+        """How the reference fails one case, if it does, and the number of elements of the case."""
+        job = self._job
+        inputs, axes = job.family.inputs_and_axes(job.sized, case.plan, case.seed, "cpu")
+        size = sum(value.numel() for value in inputs.values() if isinstance(value, torch.Tensor))
+        self._verdict.calls += 1
+        try:
+            found = self._worker.run(job.sized, inputs, case.call_seed)
+            outputs = self._in_declared_dtypes(numbers_as_tensors(job.sized, found, _CPU))
+        except ReferenceFailed as failed:
+            return Failure(failed.kind, failed.message).at(axes, case.plan, case.seed), size
+        except InputError as error:
+            return Failure("outputs", str(error).removeprefix(f"{job.definition.name}: ")).at(
+                axes, case.plan, case.seed
+            ), size
+        if lines := misfits(job.sized, axes, outputs, _CPU):
+            return Failure("outputs", "; ".join(lines)).at(axes, case.plan, case.seed), size
+        expected = job.family.expected(job.sized, inputs)
+        failed_by = [(one, one.failure(job, inputs, outputs, expected)) for one in self._left]
+        wrong = [failure for _, failure in failed_by if failure is not None]
+        if len(wrong) == len(failed_by):
+            least = min(wrong, key=lambda one: one.ratio if one.ratio == one.ratio else float("inf"))
+            return least.at(axes, case.plan, case.seed), size
+        self._left[:] = [standard for standard, failure in failed_by if failure is None]
+        for axis, value in axes.items():
+            self._verdict.largest[axis] = max(value, self._verdict.largest.get(axis, 0))
+        return None, size
+
+    def _in_declared_dtypes(self, outputs: Outputs) -> Outputs:
+        """The outputs; one in another floating or integer dtype is converted, so that its values are judged."""
+        named = dict(outputs)
+        for name, value in outputs.items():
+            wanted = torch_dtype(self._job.sized.outputs[name].dtype)
+            if value.dtype != wanted and value.dtype.is_floating_point == wanted.is_floating_point:
+                self._other_dtypes[f"output {name} comes out as {value.dtype}, not {wanted}".replace("torch.", "")] = (
+                    None
+                )
+                named[name] = value.to(wanted)
+        return named
+
+
+def counts(found: Sequence[Classified]) -> dict[str, tuple[int, int]]:
+    """Of each class, the number of dumps and the number of their calls."""
+    return {
+        kind: (len(own), sum(one.dump.calls for one in own))
+        for kind in CLASSES
+        for own in [[one for one in found if one.kind == kind]]
+    }

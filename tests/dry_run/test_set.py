@@ -1,0 +1,35 @@
+"""The committed records of today's models: all there, small, of the newest release, and without anything measured."""
+
+from __future__ import annotations
+
+import json
+
+import jsonschema
+import pytest
+
+from flashinfer_trace import find_root
+from tools.dry_run import plans, release
+from tools.runtime_tracing import recording
+
+FOLDER = find_root() / "traces" / "dry"
+NAMES = json.loads(plans.SET.read_text(encoding="utf-8"))["set"]
+SCHEMA = json.loads((find_root() / "schema" / "runtime_trace.schema.json").read_text(encoding="utf-8"))
+
+
+def test_the_records_are_those_of_the_set_and_small():
+    assert sorted(path.stem for path in FOLDER.glob("*.json")) == sorted(NAMES)
+    assert sum(path.stat().st_size for path in FOLDER.glob("*.json")) < 1_000_000
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_record_is_of_its_plan_and_measures_nothing(name):
+    path, plan = FOLDER / f"{name}.json", plans.of_configuration(name)
+    jsonschema.validate(json.loads(path.read_text(encoding="utf-8")), SCHEMA)
+    run = recording.read(path)
+    assert run.document["versions"]["sglang"] == release.DEFAULT
+    assert (run.document["model_config"], run.document["server"]) == (dict(plan.config), dict(plan.server))
+    assert {call.phase for call in run.calls} == set(plan.phases)
+    assert not any(call.launches for call in run.calls)
+    kernels = [call for call in run.calls if call.library != "torch"]
+    assert len(kernels) > 20
+    assert all(call.stack and call.arguments for call in kernels)

@@ -1,0 +1,99 @@
+"""Gated delta nets: results by hand, and a model of the kernels that compute chunks, against their bounds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import flashinfer_trace
+from flashinfer_trace.families import family_of
+from flashinfer_trace.families.gdn_prefill import BY_CHUNKS, CHUNK, gates_for
+from flashinfer_trace.harness.case import reference_outputs
+
+PLAN = {"decay": "usual", "beta": "usual", "scale": None}
+
+
+def case(name, seed=1, **plan):
+    """(twin, inputs, expected) of a Definition."""
+    definition = flashinfer_trace.load(name)
+    family = family_of(definition)
+    twin = definition.with_const_axes(family.twin)
+    inputs = family.inputs(twin, {**PLAN, **plan}, seed, "cpu")
+    return twin, inputs, family.expected(twin, inputs)
+
+
+def test_a_key_that_is_corrected_in_full_gives_back_its_value():
+    """With a decay and a beta of 1 and a key of norm 1, the query that equals the key reads the value."""
+    twin, inputs, _ = case("gdn_decode_qk4_v8_d128_k_last", batch_size=2, values="normal")
+    key = torch.zeros_like(inputs["k"])
+    key[..., 3] = 1.0
+    inputs |= {"q": key, "k": key, "a": inputs["a"] * 0 - 100, "b": inputs["b"] * 0 + 100, "scale": 1.0}
+    outputs = reference_outputs(twin, inputs, 0)
+    assert torch.equal(outputs["output"], inputs["v"])
+    others = torch.arange(16) != 3
+    assert torch.equal(outputs["new_state"][..., others], inputs["state"][..., others])
+
+
+def test_padding_answers_zero_and_changes_no_state():
+    twin, inputs, _ = case("gdn_packed_decode_qk4_v8_d128", batch_size=4, pool_size=6, padding=True, values="normal")
+    outputs = reference_outputs(twin, inputs, 0)
+    padding = inputs["state_indices"] < 0
+    assert padding.tolist() == [False, True, False, False]
+    assert not outputs["output"][padding].any() and outputs["output"][~padding].any(-1).all()
+    changed = (outputs["state_out"] != inputs["state"]).flatten(1).any(1).nonzero().flatten()
+    assert changed.tolist() == sorted(inputs["state_indices"][~padding].tolist())
+
+
+def bf16(x):
+    return x.bfloat16().float()
+
+
+def decayed(a, b, c):
+    """Products of rows t of a and s of b, decayed from s to t; by features, decays take place in rounded operands."""
+    if c.shape[-1] == 1:
+        return (a @ b.mT) * (c - c.mT).clamp_max(0).exp()
+    terms = bf16(a.unsqueeze(2) * (c.unsqueeze(2) - c.unsqueeze(1)).clamp_max(0).exp()) * bf16(b.unsqueeze(1))
+    return terms.sum(-1)
+
+
+def chunk_kernel(inputs):
+    """What kernels do: chunks of 64 tokens in float32, with every operand of a product rounded to bf16."""
+    rates = inputs["A_log"] if inputs["a"].ndim == 2 else inputs["A_log"].unsqueeze(-1)
+    log_decay, all_betas = gates_for({**inputs, "A_log": rates})
+    heads = all_betas.shape[1]
+    q, k = (inputs[name].float().repeat_interleave(heads // inputs[name].shape[1], dim=1) for name in "qk")
+    output, states = torch.zeros_like(inputs["v"]), inputs["state"].clone()
+    for sequence, (first, end) in enumerate(zip(inputs["cu_seqlens"][:-1], inputs["cu_seqlens"][1:], strict=True)):
+        for start in range(first, end, CHUNK):
+            here = slice(start, min(start + CHUNK, end))
+            queries, keys, values = (x[here].transpose(0, 1) for x in (q, k, inputs["v"].float()))
+            logs, beta = log_decay[here], all_betas[here].T.unsqueeze(-1)
+            c = (logs if logs.ndim == 3 else logs.unsqueeze(-1)).cumsum(0).transpose(0, 1)
+            lower = torch.ones(c.shape[1], c.shape[1]).tril()
+            system = torch.eye(len(lower)) + bf16(beta * decayed(keys, keys, c) * lower.tril(-1))
+            inverse, state = bf16(torch.linalg.inv(system)), states[sequence]
+            u = bf16(inverse @ bf16(beta * values))
+            w = bf16(inverse @ bf16(beta * c.exp() * keys))
+            change = bf16(u - w @ bf16(state).mT)
+            scores = bf16(decayed(queries, keys, c) * lower)
+            read = bf16(c.exp() * queries) @ bf16(state).mT + scores @ change
+            output[here] = (inputs["scale"] * read).transpose(0, 1).bfloat16()
+            to_last = bf16((c[:, -1:] - c).exp() * keys)
+            states[sequence] = c[:, -1:].exp() * state + change.mT @ to_last
+    return {"output": output, "new_state": states}
+
+
+@pytest.mark.parametrize("keys", ["apart", "equal"])
+@pytest.mark.parametrize("decay", ["usual", "keep", "forget"])
+@pytest.mark.parametrize("name", ["gdn_prefill_qk4_v8_d128_k_last", "kda_prefill_qk8_v8_d128"])
+def test_chunks_in_bf16_keep_their_bounds(name, decay, keys):
+    """They use at least a fiftieth of them, so that the bounds are not empty words."""
+    worst = dict.fromkeys(BY_CHUNKS, 0.0)
+    for seed in range(3):
+        plan = {"seq_lens": [20, 65, 200], "keys": keys, "state": "normal"}
+        _, inputs, expected = case(name, seed, decay=decay, beta="mixed", **plan)
+        for each, output in chunk_kernel(inputs).items():
+            comparison = BY_CHUNKS[each].compare(output, expected[each])
+            assert comparison.passed, f"{each}: {comparison}"
+            worst[each] = max(worst[each], comparison.ratio)
+    assert min(worst.values()) > 0.02

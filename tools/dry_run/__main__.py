@@ -1,0 +1,121 @@
+"""Runs a model in SGLang's own code without a GPU, and records which kernels it calls, from where.
+
+python -m tools.dry_run --model llama_3.1_8b --out record.json              # a model of the list, today's release
+python -m tools.dry_run --model config.json --server tp_size=8 --out record.json
+python -m tools.dry_run --model deepseek_v3 --gpu sm100 --release 0.5.23 --out record.json
+python -m tools.dry_run --compare [NAME ...]       # repeats the recorded runs of traces/runtime, and compares them
+python -m tools.dry_run --all                      # writes traces/dry again
+
+SGLang must be installed: python -m tools.fetch_sources --install --release 0.5.23. Exit status: 0 done, or nothing
+differs; 1 SGLang refuses the model, something differs, or the run found what it cannot know; 2 wrong input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from flashinfer_trace import DatasetError
+from tools.dry_run import findings, plans, release
+from tools.dry_run.run import Plan, run
+from tools.runtime_tracing import recording
+from tools.shared.command import end_with
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _options(arguments)
+    try:
+        if options.compare is not None:
+            return plans.compare_all(options.compare)
+        if options.all:
+            return plans.write_all()
+        return _one(options)
+    except (plans.PlanError, release.ReleaseError, recording.RecordingError, DatasetError) as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.dry_run", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--model", help="a model of the list, or a config.json")
+    what.add_argument("--repeat", type=Path, metavar="RECORD", help="what a recorded run did")
+    what.add_argument("--configuration", metavar="NAME", help="a run of the list of configurations")
+    what.add_argument("--compare", nargs="*", metavar="NAME", help="repeat recorded runs, all or some, and compare")
+    what.add_argument("--all", action="store_true", help="every run of tools/dry_run/set.json")
+    parser.add_argument("--release", help=f"of SGLang (default: {release.DEFAULT})")
+    parser.add_argument("--server", nargs="*", default=[], metavar="KEY=VALUE", help="SGLang's server arguments")
+    parser.add_argument("--environment", nargs="*", default=[], metavar="KEY=VALUE", help="environment variables")
+    parser.add_argument("--gpu", choices=("sm90", "h200", "sm100"), default="sm90", help="H100, H200 or B200")
+    parser.add_argument("--phases", nargs="+", default=["prefill", "decode", "extend"], help="what is recorded")
+    parser.add_argument("--prompts", nargs="+", type=int, default=list(Plan.prompts), help="lengths of the prompts")
+    parser.add_argument("--name", help="of the configuration (default: the model, and its settings)")
+    parser.add_argument("--out", type=Path, help="the record to write (default: its name, .json)")
+    return parser.parse_args(arguments)
+
+
+def _settings(items: list[str]) -> dict[str, Any]:
+    """``key=value`` items; several may stand in one, separated by commas."""
+    found = {}
+    for part in [part for item in items for part in _parts(item)]:
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise plans.PlanError(f"{part!r} is not KEY=VALUE")
+        try:
+            found[key.strip()] = ast.literal_eval(value)
+        except (SyntaxError, ValueError):
+            found[key.strip()] = value
+    return found
+
+
+def _parts(item: str) -> list[str]:
+    """The settings of an item: a comma separates them where what follows it is a new ``key=``."""
+    found: list[str] = []
+    for part in item.split(","):
+        if found and "=" not in part:
+            found[-1] += f",{part}"
+        else:
+            found.append(part)
+    return [part for part in found if part]
+
+
+def _one(options: argparse.Namespace) -> int:
+    began = time.monotonic()
+    if options.repeat is not None:
+        plan, version = plans.of_record(options.repeat)
+    elif options.configuration is not None:
+        plan, version = plans.of_configuration(options.configuration), options.release or release.DEFAULT
+    else:
+        server, environment = _settings(options.server), _settings(options.environment)
+        plan = plans.of_model(options.model, server, options.gpu, tuple(options.phases), tuple(options.prompts))
+        plan = plans.named(plan, options.name, {key: str(value) for key, value in environment.items()})
+        version = options.release or release.DEFAULT
+    chosen = release.read(version)
+    if not chosen.site.exists():
+        command = f"python -m tools.fetch_sources --install --release {version}"
+        raise plans.PlanError(f"{chosen.site}: SGLang {version} is not installed; run {command}")
+    refused = ""
+    try:
+        about, calls = run(plan, chosen)
+    except BaseException:  # SystemExit too: SGLang ends its process where a setting does not fit
+        refused = traceback.format_exc()
+    found = findings.lines()
+    if not refused and not found:
+        recording.write(options.out or Path(f"{plan.name}.json"), about, calls)
+    print("\n".join([*found, refused.rstrip()]), file=sys.stderr)
+    state = "recorded" if not refused and not found else f"failed, {len(found)} findings"
+    print(f"{plan.name}: {state} after {time.monotonic() - began:.0f} s", flush=True)
+    sys.stderr.flush()
+    os._exit(1 if refused or found else 0)  # threads of SGLang would keep the process
+
+
+if __name__ == "__main__":
+    end_with(main)

@@ -1,1 +1,0 @@
-"""Configurations: what a hop of the call graph requires."""

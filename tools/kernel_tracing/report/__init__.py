@@ -1,1 +1,0 @@
-"""Documents: the trace, its text, and what a reader asks about it."""

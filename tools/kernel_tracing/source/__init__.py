@@ -1,1 +1,0 @@
-"""Source files: where they are, their syntax, and an index of what they define."""

@@ -1,1 +1,0 @@
-"""Checks a trace against the sources, without the analysis that wrote it."""

@@ -1,1 +1,0 @@
-"""A model's ops in execution order, each with the kernels that can implement it."""

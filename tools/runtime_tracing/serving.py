@@ -1,0 +1,204 @@
+"""SGLang's own steps of serving a batch, in every release: a ModelRunner, and prefill, decode and cached prefill."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+
+def bench() -> Any:
+    """The module whose functions prepare a batch and run a step."""
+    try:
+        return importlib.import_module("sglang.benchmark.one_batch")
+    except ImportError:
+        return importlib.import_module("sglang.bench_one_batch")
+
+
+def graph_runner() -> Any:
+    """The class whose `capture` captures the CUDA graphs of decoding."""
+    importlib.import_module("sglang.srt.model_executor.model_runner")  # the modules import each other
+    if importlib.util.find_spec("sglang.srt.model_executor.cuda_graph_runner") is not None:
+        return importlib.import_module("sglang.srt.model_executor.cuda_graph_runner").CudaGraphRunner
+    return importlib.import_module("sglang.srt.model_executor.runner.decode_cuda_graph_runner").DecodeCudaGraphRunner
+
+
+def server_arguments(path: str, shared: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
+    """SGLang's ``ServerArgs``, checked and completed by SGLang.
+
+    Args:
+        shared: of every run; those that a release does not know are left out.
+        given: of this run.
+
+    Raises:
+        ValueError: the release does not know one that is given.
+    """
+    from sglang.srt.server_args import ServerArgs
+
+    known = set(inspect.signature(ServerArgs).parameters)
+    unknown = sorted(set(given) - known)
+    if unknown:
+        raise ValueError(f"this release of SGLang has no server argument {', '.join(unknown)}")
+    settings = {name: value for name, value in shared.items() if name in known}
+    server = ServerArgs(**{"model_path": path, **settings, **given})
+    if hasattr(server, "resolve_once"):
+        server.resolve_once()
+        bench()._set_envs_and_config(server)
+    return server
+
+
+def model_runner(server: Any, rank: int = 0, port: int | None = None) -> Any:
+    """The ModelRunner of a rank.
+
+    Args:
+        port: where the ranks meet; None if there is one.
+    """
+    from sglang.srt.server_args import PortArgs
+
+    steps, ports = bench(), PortArgs.init_new(server)
+    ports.nccl_port = port or ports.nccl_port
+    if not hasattr(steps, "_init_process_global_configs"):
+        return _older_runner(server, ports, rank)
+    from sglang.srt.runtime_context import SpawnRanks, publish, spawn_world_rank
+
+    world = spawn_world_rank(server, tp_rank=rank, pp_rank=0)
+    publish(server, role="scheduler", ranks=SpawnRanks(world_rank=world, gpu_id=rank))
+    steps._init_process_global_configs()
+    steps.get_tokenizer = lambda *args, **kwargs: None
+    runner, _ = steps.load_model(server, ports, rank, rank)
+    return getattr(runner, "torch_runner", runner)
+
+
+def _older_runner(server: Any, ports: Any, rank: int) -> Any:
+    from sglang.srt.configs.model_config import ModelConfig
+    from sglang.srt.layers.moe import initialize_moe_config
+    from sglang.srt.layers.quantization.fp4_utils import initialize_fp4_gemm_config
+    from sglang.srt.layers.quantization.fp8_utils import initialize_fp8_gemm_config
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
+    for initialize in (initialize_moe_config, initialize_fp8_gemm_config, initialize_fp4_gemm_config):
+        initialize(server)
+    return ModelRunner(
+        model_config=ModelConfig.from_server_args(server),
+        mem_fraction_static=server.mem_fraction_static,
+        gpu_id=rank,
+        tp_rank=rank,
+        tp_size=server.tp_size,
+        moe_ep_rank=rank // (server.tp_size // server.ep_size),
+        moe_ep_size=server.ep_size,
+        pp_rank=0,
+        pp_size=server.pp_size,
+        nccl_port=ports.nccl_port,
+        server_args=server,
+    )
+
+
+class Batch:
+    """A batch of prompts.
+
+    Attributes:
+        runner: the ModelRunner.
+        prompts: the length of each prompt, in tokens.
+    """
+
+    def __init__(self, runner: Any, prompts: Sequence[int]) -> None:
+        self.runner, self.prompts, self.steps = runner, tuple(prompts), bench()
+        self.batch: Any = None
+        self.tokens: Any = None
+
+    def prefill(self) -> None:
+        """One step with all prompts, from an empty cache."""
+        self.clear()
+        self.tokens, _, self.batch = self.steps.extend(self._requests(), self.runner)
+
+    def warm_up(self) -> None:
+        """Compiles and tunes on a GPU what is compiled and tuned at first use."""
+        import torch
+
+        self.prefill()
+        self.wait()
+        with torch.profiler.profile():  # the first one takes seconds to start
+            self.prefill()
+            self.wait()
+
+    def wait(self) -> None:
+        """Until the GPU is idle."""
+        import torch
+
+        torch.cuda.synchronize()
+
+    def phases(self, names: Sequence[str]) -> list[tuple[str, Callable[[], None], Callable[[], None]]]:
+        """Name, preparation and step of each phase, in an order in which each finds the cache that it needs."""
+        known = {
+            "prefill": (self.wait, self.prefill),
+            "decode": (self.wait, self.decode),
+            "extend": (self.prefill, self.extend),
+        }
+        return [(name, *steps) for name, steps in known.items() if name in names]
+
+    def clear(self) -> None:
+        """Forgets all requests."""
+        self.runner.req_to_token_pool.clear()
+        self.runner.token_to_kv_pool_allocator.clear()
+
+    def decode(self) -> None:
+        """One step that adds a token to each prompt."""
+        self.tokens, _ = self.steps.decode(self.tokens, self.batch, self.runner)
+
+    def extend(self) -> None:
+        """One step with all prompts, of which the first half is in the cache already.
+
+        Raises:
+            RuntimeError: SGLang computed another number of tokens than the second halves have.
+        """
+        import torch
+
+        page = self.runner.page_size
+        halves = [length // 2 // page * page for length in self.prompts]
+        requests = self.batch.reqs
+        if hasattr(requests[0], "set_extend_input_len"):
+            table = self.runner.req_to_token_pool.req_to_token
+            rows = [request.req_pool_idx for request in requests]
+            requests = self._requests(
+                [table[row, :half].clone().to(torch.int64) for row, half in zip(rows, halves, strict=True)]
+            )
+        else:  # the next chunk of a request, whose prefix is in its row
+            for request, half in zip(requests, halves, strict=True):
+                request.prefix_len = half
+        _, _, batch = self.steps.extend(requests, self.runner)
+        if batch.extend_num_tokens != sum(self.prompts) - sum(halves):
+            raise RuntimeError(f"extend: {batch.extend_num_tokens} tokens, not those of the second halves")
+
+    def _requests(self, cached: Sequence[Any] = ()) -> list[Any]:
+        """The requests; `cached` holds, for each, the places of the first tokens in the cache."""
+        import torch
+        from sglang.srt.managers.schedule_batch import Req
+        from sglang.srt.sampling.sampling_params import SamplingParams
+
+        older = hasattr(Req, "set_extend_input_len")
+        generator = torch.Generator().manual_seed(0)
+        found = []
+        for index, length in enumerate(self.prompts):
+            sampling = SamplingParams(temperature=0.7, top_p=0.95, top_k=40, max_new_tokens=64)
+            sampling.normalize(None)
+            ids = torch.randint(2, 30000, (length,), generator=generator).tolist()
+            request: Any = Req(
+                rid=str(index),
+                origin_input_text="",
+                origin_input_ids=ids if older else array("q", ids),
+                sampling_params=sampling,
+            )
+            request.logprob_start_len = -1
+            if older:
+                if cached:
+                    request.prefix_indices = cached[index]
+                request.fill_ids = request.origin_input_ids
+                request.set_extend_input_len(length - len(request.prefix_indices))
+            else:
+                request.full_untruncated_fill_ids = request.origin_input_ids
+                request.extend_end = length
+            found.append(request)
+        return found
