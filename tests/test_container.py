@@ -47,7 +47,7 @@ def test_it_has_no_network_no_rights_and_limits(engine, tmp_path):
     for pair in [
         *(("--network", "none"), ("--cap-drop", "ALL"), ("--security-opt", "no-new-privileges"), ("--memory", "3g")),
         *(("--memory-swap", "3g"), ("--pids-limit", "1024"), ("--cpus", "2"), ("--gpus", "all")),
-        *(("--volume", f"{tmp_path}:/work:ro"), ("--volume", f"{tmp_path}/verdicts:/work/verdicts:rw")),
+        *(("--volume", f"{tmp_path}:/submissions:ro"), ("--volume", f"{tmp_path}/verdicts:/submissions/verdicts:rw")),
     ]:
         assert pair in pairs, pair
 

@@ -1,7 +1,7 @@
 """How inputs lie in memory, and what lies among their rows: dense; with NaN between rows; or with a row of NaN.
 
-A plan has an entry ``layout`` where it is not dense. What inputs mean is the same in each layout, apart from a row of
-NaN: nothing is said of its outputs, and those of all other rows are as without it.
+A plan has an entry ``layout`` where it is not dense. Inputs mean the same in each layout. The only
+exception is a row of NaN: its own outputs are not judged, and all other rows must come out as if it were not there.
 """
 
 from __future__ import annotations

@@ -67,10 +67,10 @@ _OURS = (os.path.dirname(__file__), os.path.dirname(importlib.__file__), "<froze
 #: Where modules are called, and functions that torch's decorators made: no place of a submission.
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 
-#: Frames of a traceback that are told.
+#: How many frames of a traceback are shown.
 MAX_FRAMES = 12
 
-#: Longest name of a file that is told, in characters.
+#: Longest file name shown, in characters.
 MAX_FILE = 200
 
 

@@ -16,8 +16,8 @@ COMPILED = {"cpp": ("c++", "CXX"), "cuda": ("nvcc", "CUDACXX")}
 BINDINGS = ("tvm-ffi", "torch")
 #: Of the sources that are compiled, by language; others are headers.
 SUFFIXES = {"cpp": (".cpp", ".cc", ".cxx", ".c"), "cuda": (".cu", ".cpp", ".cc", ".cxx", ".c")}
-#: Most characters of what a compiler says that are told: the first error is at its beginning.
-MOST_TOLD = 1500
+#: How many characters of the compiler's messages are shown: the first error is at their beginning.
+MOST_SHOWN = 1500
 
 
 class CompileError(Exception):
@@ -50,8 +50,8 @@ def built(request: Mapping[str, Any], device: str) -> Any:
     ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=directory, check=False)
     if done.returncode:
-        told = (done.stderr or done.stdout).replace(f"{directory}/", "")[:MOST_TOLD]
-        raise CompileError(f"{Path(command[0]).name} refuses the sources: {told}")
+        shown = (done.stderr or done.stdout).replace(f"{directory}/", "")[:MOST_SHOWN]
+        raise CompileError(f"{Path(command[0]).name} refuses the sources: {shown}")
     return _function(binding, library, request["name"])
 
 

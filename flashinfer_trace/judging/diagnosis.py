@@ -15,14 +15,14 @@ from flashinfer_trace.verdict.compare import Expected, Policy, correctly_rounded
 from flashinfer_trace.verdict.errors import beyond_bound, element_bound, signed_errors
 from flashinfer_trace.verdict.tensors import as_integers
 
-#: Fewest elements of which a guess speaks, and the share of them that must fit it.
+#: A guess needs at least this many elements, and this share of them must fit it.
 FEWEST, MOST_OF = 32, 0.98
-#: Indices that are listed one by one.
+#: How many indices are listed one by one.
 LISTED = 4
 #: Of a factor: how much its median must stick out of the bounds, and in how many of them the other elements fit it.
 #: Elements that are smaller than so many bounds say nothing.
 STICKS_OUT, FITS, TELLING = 2.0, 2.0, 8.0
-#: Roundings to the output's dtype that are told apart, and their names.
+#: How many roundings to the output's dtype can be distinguished, and their names.
 ROUNDINGS = {2: "two", 3: "three"}
 #: Short names of dtypes that results of wider ones are rounded to in between; of TF32, how many low bits are zero.
 NARROWER = {torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -40,7 +40,7 @@ def diagnosed(
         got: what the call left.
         fill: what the memory held before it.
         expected: of the oracle.
-        policy: one that judges each element by itself; under others, only elements that were not written are told.
+        policy: one that judges each element by itself. Under any other, only unwritten elements are reported.
     """
     value = expected.value
     if got.shape != value.shape or not got.numel():

@@ -7,6 +7,7 @@ Only the rule of ties is waived: which of equal values comes first, the oracle j
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -33,13 +34,13 @@ from flashinfer_trace.verdict.tensors import torch_dtype
 #: What a dump may be.
 SAME, ANOTHER, NEW_SIZE, UNKNOWN = "same", "another function", "new size", "unknown"
 CLASSES = (SAME, NEW_SIZE, ANOTHER, UNKNOWN)
-#: Drawn cases that count, beside corners; a dump has several candidates at times.
+#: Drawn cases that must count, in addition to the corners. A dump may have several candidates.
 EXAMPLES = 8
 #: Of operations that draw, whose cases have thousands of rows.
 FEWER_EXAMPLES = 1
 #: Definitions here that one dump is compared with, if it does not tell all sizes.
 MOST_CANDIDATES = 4
-#: Wrong cases after which no more are run: the smallest of them is told.
+#: After this many wrong cases no more are run. One of them is reported.
 MOST_FAILURES = 12
 #: Failures after which nothing that the reference does can be learned.
 FINAL = ("refused", "not-loaded", "timed-out", "too-slow", "died", "protocol")
@@ -124,7 +125,7 @@ class References:
 
     Args:
         worker: where they run.
-        examples: drawn cases that must count, beside the corners.
+        examples: drawn cases that must count, in addition to the corners.
         seed: of all cases.
     """
 
@@ -183,7 +184,8 @@ class _Judged:
     def verdict(self, examples: int, seed: int) -> Verdict:
         """The verdict after corners and `examples` drawn cases, or a few real ones if that is 0.
 
-        A wrong case does not end it at once: the smallest one is told.
+        A wrong case does not end it at once. The smallest one is reported; among wrong values, one that is not finite
+        where a number is right comes first.
         """
         verdict, verdict.seed = self._verdict, seed
         failures: list[tuple[float, Failure]] = []
@@ -211,7 +213,7 @@ class _Judged:
         if self._other_dtypes and not failures:
             failures.append((0, Failure("outputs", "; ".join(self._other_dtypes))))
         if failures:
-            verdict.failure = min(failures, key=lambda one: (one[1].kind != "values", one[0]))[1]
+            verdict.failure = min(failures, key=_urgency)[1]
         return graded(verdict, self._left)
 
     def _case(self, case: Case) -> tuple[Failure | None, float]:
@@ -253,6 +255,13 @@ class _Judged:
                 )
                 named[name] = value.to(wanted)
         return named
+
+
+def _urgency(failed: tuple[float, Failure]) -> tuple[bool, bool, float]:
+    """What comes first among failed cases, of which the size is known: wrong values, NaN or infinite, small cases."""
+    size, failure = failed
+    finite = not failure.index or math.isfinite(failure.got) or not math.isfinite(failure.wanted)
+    return failure.kind != "values", finite, size
 
 
 def counts(found: Sequence[Classified]) -> dict[str, tuple[int, int]]:

@@ -169,7 +169,7 @@ def communicated(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     plain = tree_map(lambda one: tensors.without_data(one.inner) if isinstance(one, tensors.DryTensor) else one, args)
     try:
         out = func(*plain, **kwargs)
-    except NotImplementedError as error:
+    except NotImplementedError as error:  # the operator has no shape function: the run fails and names it
         raise findings.fail(findings.UNKNOWN_OUTPUT, f"{func}: {error}") from error
     tensors.launched(str(func))
     for one in tree_flatten(args)[0]:
