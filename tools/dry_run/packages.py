@@ -7,19 +7,18 @@ finding (`findings.STAND_IN`), unless `findings.REVIEWED` says why it is harmles
 
 from __future__ import annotations
 
-import importlib.abc
 import importlib.machinery
 import importlib.metadata
 import importlib.util
 import re
 import sys
-import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tools.dry_run import findings
 from tools.runtime_tracing import frames
+from tools.runtime_tracing.stand_ins import AnyAttribute, Finder, StandIn, StandInModule
 
 #: Distributions whose package has another name.
 _PACKAGE = {
@@ -37,39 +36,25 @@ _FOR_ALL = ("PIL", "torchvision")
 _VERSION = "99.0.0"
 
 
-def _is_special(name: str) -> bool:
-    return name.startswith("__") and name.endswith("__")
+class _AnyAttribute(AnyAttribute):
+    """Any operation yields a stand-in as well, and a call from a running function is a finding."""
 
-
-class _AnyAttribute(type):
-    """The metaclass of stand-ins: any attribute is another one, and any operation yields one."""
-
-    def __getattr__(cls, name: str) -> Any:
-        if _is_special(name):
-            raise AttributeError(name)
-        return stand_in(f"{cls.__qualname__}.{name}")
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        if "_is_stand_in" not in cls.__dict__:  # a class that somebody derived
-            return super().__call__(*args, **kwargs)
-        if len(args) == 1 and not kwargs and isinstance(args[0], (type, types.FunctionType)):
-            return args[0]
-        _called(cls.__qualname__)
-        return super().__call__()
+    def called(cls, path: str) -> None:
+        """Notes a call by a running function; the code of modules and classes only defines."""
+        frame = sys._getframe(2)
+        while frame is not None and frames.package_path(frame.f_code.co_filename) is None:
+            if frame.f_code.co_name == "<module>":
+                return
+            frame = frame.f_back  # type: ignore[assignment]
+        defines = frame is None or not frame.f_code.co_flags & 0x2  # CO_NEWLOCALS: a function, not a module or class
+        if not defines and not any(path.startswith(known) for known in findings.REVIEWED["stand_ins"]):
+            findings.note(findings.STAND_IN, path)
 
     def _same(cls, *others: Any) -> Any:
         return cls
 
-    __getitem__ = __add__ = __radd__ = __mul__ = __rmul__ = __sub__ = __rsub__ = __floordiv__ = __neg__ = _same
+    __add__ = __radd__ = __mul__ = __rmul__ = __sub__ = __rsub__ = __floordiv__ = __neg__ = _same
     __lshift__ = __rshift__ = __and__ = _same
-
-    def __or__(cls, other: Any) -> Any:
-        return object
-
-    __ror__ = __or__
-
-    def __iter__(cls) -> Any:
-        return iter(())
 
     def __int__(cls) -> int:
         return 0
@@ -77,106 +62,19 @@ class _AnyAttribute(type):
     __index__ = __int__
 
 
-class _Instance:
-    """The instances of stand-ins: empty, false, and their own context and result."""
+class NotedStandIn(StandIn, metaclass=_AnyAttribute):
+    """A stand-in whose calls are noted."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Takes what the real one takes."""
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Takes what a typed dictionary takes."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if len(args) == 1 and isinstance(args[0], (type, types.FunctionType)):
-            return args[0]
-        _called(f"{type(self).__qualname__}()")
-        return self
-
-    def __getattr__(self, name: str) -> Any:
-        if _is_special(name):
-            raise AttributeError(name)
-        return stand_in(f"{type(self).__qualname__}.{name}")
-
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        return None
-
-    def __iter__(self) -> Any:
-        return iter(())
-
-    def __len__(self) -> int:
-        return 0
-
-    def __getitem__(self, item: Any) -> Any:
-        return self
-
-    def __setitem__(self, item: Any, value: Any) -> None:
-        return None
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, *args: Any) -> dict[str, str]:
-        return {"type": "any"}
+    _kind = True
 
 
-def stand_in(path: str) -> Any:
-    """A class for an attribute of an absent package."""
-    return _AnyAttribute(path.rpartition(".")[2], (_Instance,), {"__qualname__": path, "_is_stand_in": True})
+class _Finder(Finder):
+    kind, version = NotedStandIn, _VERSION
 
-
-def _called(path: str) -> None:
-    """Notes a call by a running function; the code of modules and classes only defines."""
-    frame = sys._getframe(2)
-    while frame is not None and frames.package_path(frame.f_code.co_filename) is None:
-        if frame.f_code.co_name == "<module>":
-            return
-        frame = frame.f_back  # type: ignore[assignment]
-    defines = frame is None or not frame.f_code.co_flags & 0x2  # CO_NEWLOCALS: a function, not a module or class
-    if not defines and not any(path.startswith(known) for known in findings.REVIEWED["stand_ins"]):
-        findings.note(findings.STAND_IN, path)
-
-
-class StandInModule(types.ModuleType):
-    """An absent package, or a module of it."""
-
-    def __getattr__(self, name: str) -> Any:
-        if _is_special(name):
-            raise AttributeError(name)
-        value = stand_in(f"{self.__name__}.{name}")
-        setattr(self, name, value)
-        return value
-
-
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    def __init__(self, packages: Iterable[str]) -> None:
-        self.packages = frozenset(packages)
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
+    def serves(self, fullname: str, asking: str) -> bool:
         top = fullname.partition(".")[0]
         inside_real = "." in fullname and not isinstance(sys.modules.get(top), StandInModule)
-        if top not in self.packages or inside_real or not (top in _FOR_ALL or _asks()):
-            return None
-        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        module = StandInModule(spec.name)
-        module.__path__ = []
-        module.__dict__["__version__"] = _VERSION
-        return module
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        """There is nothing to execute."""
-
-
-def _asks() -> bool:
-    """Whether the file whose import statement is running is one of `_ASKING`."""
-    frame = sys._getframe(2)
-    while frame.f_back is not None and "importlib" in frame.f_code.co_filename:
-        frame = frame.f_back
-    return any(part in frame.f_code.co_filename for part in _ASKING)
+        return not inside_real and (top in _FOR_ALL or any(part in asking for part in _ASKING))
 
 
 def install(site: Path, further: Mapping[str, str]) -> None:

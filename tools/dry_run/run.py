@@ -121,7 +121,7 @@ def _fake(one: _Run) -> Wrapping:
     sglang_runner._allow_registering_twice()
     wrapping = Wrapping(one.log, one.problems)
     logged = wrapping.logged
-    kernels.install_tilelang(importlib.import_module("tools.dry_run.packages").StandInModule("tilelang"), logged)
+    kernels.install_tilelang(stand_ins.StandInModule("tilelang", packages.NotedStandIn), logged)
     importlib.import_module("sglang")
     if one.plan.stand_ins:
         stand_ins.flash_attention_3()

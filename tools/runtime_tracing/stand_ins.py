@@ -13,7 +13,7 @@ import importlib.util
 import inspect
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 #: Servers, grammars, tokenizers, images and sound: nothing that a forward pass of a text model needs.
@@ -27,20 +27,29 @@ UNUSED = (
 DOING_WITHOUT = {"flashinfer", "torch", "transformers"}
 
 
-class _AnyAttribute(type):
+class AnyAttribute(type):
     """The metaclass of stand-ins: any attribute is another one, and as a decorator it returns what it decorates."""
 
     def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__"):
+        if is_special(name):
             raise AttributeError(name)
-        return stand_in(f"{cls.__qualname__}.{name}")
+        return cls.another(f"{cls.__qualname__}.{name}")
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         if "_stand_in" not in cls.__dict__:  # a class that somebody derived
             return super().__call__(*args, **kwargs)
         if len(args) == 1 and not kwargs and isinstance(args[0], (type, types.FunctionType)):
             return args[0]
+        cls.called(cls.__qualname__)
         return super().__call__()
+
+    def another(cls, path: str) -> Any:
+        """A stand-in of the same kind for an attribute of an absent package."""
+        base = next(one for one in cls.__mro__ if "_kind" in one.__dict__)
+        return type(cls)(path.rpartition(".")[2], (base,), {"__qualname__": path, "_stand_in": True})
+
+    def called(cls, path: str) -> None:
+        """A stand-in was called, by the caller of its caller."""
 
     def __getitem__(cls, item: Any) -> Any:
         return cls
@@ -54,16 +63,27 @@ class _AnyAttribute(type):
         return iter(())
 
 
-class _Methods:
+class StandIn(metaclass=AnyAttribute):
     """The instances of stand-ins: empty, false, and their own context and result."""
 
+    _kind = True
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Takes what the real one takes."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Takes what a typed dictionary takes."""
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return args[0] if len(args) == 1 and isinstance(args[0], (type, types.FunctionType)) else self
+        if len(args) == 1 and isinstance(args[0], (type, types.FunctionType)):
+            return args[0]
+        type(self).called(f"{type(self).__qualname__}()")
+        return self
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if is_special(name):
             raise AttributeError(name)
-        return stand_in(f"{type(self).__qualname__}.{name}")
+        return type(self).another(f"{type(self).__qualname__}.{name}")
 
     def __enter__(self) -> Any:
         return self
@@ -88,44 +108,62 @@ class _Methods:
         return {"type": "any"}
 
 
-def stand_in(path: str) -> Any:
-    """A class for an attribute of an absent package."""
-    return _AnyAttribute(path.rpartition(".")[2], (_Methods,), {"__qualname__": path, "_stand_in": True})
+def is_special(name: str) -> bool:
+    """Whether Python itself asks for this attribute."""
+    return name.startswith("__") and name.endswith("__")
 
 
 class StandInModule(types.ModuleType):
-    """An absent package or module of it."""
+    """An absent package, or a module of it. Its attributes are stand-ins of a kind."""
+
+    def __init__(self, name: str, kind: type[StandIn] = StandIn) -> None:
+        super().__init__(name)
+        self.__dict__["_kind_of_stand_in"] = kind
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if is_special(name):
             raise AttributeError(name)
-        value = stand_in(f"{self.__name__}.{name}")
+        value = self._kind_of_stand_in.another(f"{self.__name__}.{name}")
         setattr(self, name, value)
         return value
 
 
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    def __init__(self, packages: Sequence[str]) -> None:
-        self.packages = packages
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds stand-ins for some packages.
+
+    Attributes:
+        packages: their names.
+        kind, version: of the stand-ins, and what they say of theirs.
+    """
+
+    kind: type[StandIn] = StandIn
+    version = "0.0.0"
+
+    def __init__(self, packages: Iterable[str]) -> None:
+        self.packages = frozenset(packages)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname.partition(".")[0] not in self.packages or not DOING_WITHOUT.isdisjoint(_asking_file().split("/")):
+        if fullname.partition(".")[0] not in self.packages or not self.serves(fullname, asking_file()):
             return None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
+    def serves(self, fullname: str, asking: str) -> bool:
+        """Whether the file that asks gets a stand-in for a module of these packages."""
+        return DOING_WITHOUT.isdisjoint(asking.split("/"))
+
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        module = StandInModule(spec.name)
+        module = StandInModule(spec.name, self.kind)
         module.__path__ = []
-        module.__dict__["__version__"] = "0.0.0"
+        module.__dict__["__version__"] = self.version
         return module
 
     def exec_module(self, module: types.ModuleType) -> None:
         """There is nothing to execute."""
 
 
-def _asking_file() -> str:
+def asking_file() -> str:
     """The file whose import statement is running."""
     frame = sys._getframe(2)
     while frame.f_back is not None and "importlib" in frame.f_code.co_filename:
@@ -135,7 +173,7 @@ def _asking_file() -> str:
 
 def install(packages: Sequence[str] = UNUSED) -> None:
     """Serves `packages` where nothing real is installed."""
-    finder = _Finder(packages)
+    finder = Finder(packages)
     sys.meta_path.append(finder)
     real = importlib.util.find_spec
 
