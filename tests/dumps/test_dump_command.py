@@ -44,7 +44,7 @@ def test_json_has_the_kernels_and_the_smallest_wrong_case(directory: Path) -> No
     assert by_name["rmsnorm_h512"]["silent"] == ["eps"]
     assert {one["kernel"] for one in by_name["rmsnorm_h512"]["kernels"]} == {"flashinfer.norm.rmsnorm"}
     failure = by_name["merge_state_h16_d128"]["failure"]
-    assert failure["output"] == "v_merged" and failure["got"] != failure["wanted"]
+    assert failure["output"] == "v_merged" and failure["got"] is None and failure["wanted"] == 0
     assert told["summary"]["same"] == {"dumps": 1, "calls": 60}
 
 
