@@ -54,7 +54,7 @@ _EXPORTED = {
 
 
 def __getattr__(name: str) -> Any:
-    """What other modules define, and the module `costs`, which imports torch."""
+    """Names that other modules define, and the module `costs`, which imports torch."""
     if name == "costs":
         return importlib.import_module("flashinfer_trace.judging.costs")
     for module, names in _EXPORTED.items():
@@ -85,9 +85,9 @@ def make_inputs(
         Tensors with the declared shapes and dtypes, and Python numbers for scalars. They satisfy every constraint.
 
     Raises:
-        DatasetError: there is no such Definition.
-        InputError: an axis is unknown, no valid inputs have the given value, the seed is not in its range, there is no
-            such device here, or `definition` is none.
+        DatasetError: the Definition does not exist.
+        InputError: an axis is unknown, no valid inputs have the given value, the seed is not in its range, this machine
+            lacks the device, or `definition` is not one.
         ImportError: torch is not installed (``pip install flashinfer-trace[verify]``).
     """
     from flashinfer_trace.dataset.store import definition_of
@@ -119,7 +119,7 @@ def judge(
         kernel: ``FILE.py``, ``FILE.py:FUNCTION``, a Solution of flashinfer-bench (``.json``) or, on a CPU, a callable.
         definition: or its name.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
-        examples: drawn cases that must count, beside the corners; 1 or more.
+        examples: drawn cases that must count, in addition to the corners; 1 or more.
         seed: from 0 to 2**63 - 1, to repeat a verdict; from the system's entropy if there is none.
         twin: whether to judge at the sizes of the family's small twin; by default where its own sizes take long.
         timeout: seconds that one call may take, and loading, which has 30 at least; by default 60 for a call, 300 for
@@ -133,8 +133,8 @@ def judge(
         Whatever the kernel does is in it: nothing that a kernel raises is raised.
 
     Raises:
-        SubmissionError: what is given is no kernel.
-        InputError: there is no such device here, `examples` or `seed` is out of range, or `definition` is none.
+        SubmissionError: `kernel` is not a submission.
+        InputError: this machine lacks the device, `examples` or `seed` is out of range, or `definition` is not one.
         ImportError: torch is not installed (``pip install flashinfer-trace[verify]``).
     """
     from flashinfer_trace.judging import judge as judging
@@ -158,8 +158,8 @@ def workloads(definition: Definition | str) -> tuple[Workload, ...]:
         short benchmark.
 
     Raises:
-        DatasetError: there is no such Definition.
-        InputError: what is given is none.
+        DatasetError: the Definition does not exist.
+        InputError: `definition` is not one.
         ImportError: torch is not installed (``pip install flashinfer-trace[verify]``).
     """
     from flashinfer_trace.judging import traffic

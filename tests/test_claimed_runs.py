@@ -48,7 +48,7 @@ class Small:
 
 
 def forged(evidence: Path) -> None:
-    change_lines(evidence, lambda lines: lines[0].update(reference="0" * 16))
+    change_lines(evidence, lambda lines: lines[0].update(definition="0" * 12))
 
 
 def on_hopper(evidence: Path) -> None:

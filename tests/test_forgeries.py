@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from kernel_table import Change, change_kernels
-from made_up_evidence import change_lines, change_run, small_dataset
+from made_up_evidence import change_lines, change_run, read_lines, small_dataset
 
 import flashinfer_trace
 from flashinfer_trace.cli import main
 from flashinfer_trace.dataset import evidence as proof
-from flashinfer_trace.dataset.digests import short
-from flashinfer_trace.dataset.evidence_run import FIGURES
+from flashinfer_trace.dataset.digests import definition_sha256, short
+from flashinfer_trace.dataset.evidence_run import DIGESTS, FIGURES
 from flashinfer_trace.dataset.sync import SyncError, sync_definitions
 from flashinfer_trace.dataset.validation import validate_paths
 from flashinfer_trace.format.definition import Definition
@@ -103,10 +103,11 @@ def copy_of_another(root: Path) -> None:
     shutil.copy(root / "evidence" / OP_TYPE / f"{OTHER}.jsonl", root / EVIDENCE)
 
 
-def copy_with_reference_hash(root: Path) -> None:
+def copy_with_its_digest(root: Path) -> None:
+    """Another Definition's evidence, made to fit but for its second output."""
     copy_of_another(root)
-    sha256 = short(Definition.from_file(root / DEFINITION).reference_sha256)
-    lines(lambda found: [one.update(reference=sha256) for one in found])(root)
+    sha256 = short(definition_sha256(Definition.from_file(root / DEFINITION)))
+    lines(lambda found: [(one.update(definition=sha256), one["outputs"].pop("lse")) for one in found])(root)
 
 
 def newer_reference(root: Path) -> None:
@@ -131,7 +132,7 @@ def other_op_type(root: Path) -> None:
 
 def duplicate_key(root: Path) -> None:
     text = (root / EVIDENCE).read_text(encoding="utf-8")
-    (root / EVIDENCE).write_text(text.replace('"cases":57', '"cases":1,"cases":57'), encoding="utf-8")
+    (root / EVIDENCE).write_text(text.replace('"vacuous":60', '"vacuous":1,"vacuous":60'), encoding="utf-8")
 
 
 def cut_off(root: Path) -> None:
@@ -142,7 +143,7 @@ def cut_off(root: Path) -> None:
 
 def two_on_a_line(root: Path) -> None:
     text = (root / EVIDENCE).read_text(encoding="utf-8")
-    (root / EVIDENCE).write_text(text.replace("}\n", "}", 1), encoding="utf-8")
+    (root / EVIDENCE).write_text(text.replace("]\n", "]", 1), encoding="utf-8")
 
 
 def old_form(root: Path) -> None:
@@ -154,14 +155,10 @@ def old_form(root: Path) -> None:
 
 FORGERIES: dict[str, tuple[Callable[[Path], object], str]] = {
     # What ran
-    "the hash of another reference": (
-        entry(lambda e: e.update(reference="0" * 16)),
-        "reference has changed",
-    ),
-    "a changed reference": (newer_reference, "reference has changed"),
-    "the hash of another contract": (entry(lambda e: e.update(contract="0" * 16)), "dtypes have changed"),
+    "the digest of another Definition": (entry(lambda e: e.update(definition="0" * 12)), "dtypes have changed"),
+    "a changed reference": (newer_reference, "the reference, .* have changed"),
     "another Definition's evidence": (copy_of_another, "dtypes have changed"),
-    "another Definition's evidence with this reference's hash": (copy_with_reference_hash, "dtypes have changed"),
+    "another Definition's evidence with this one's digest": (copy_with_its_digest, "the output lse is missing"),
     "an output's dtype": (definition(lambda d: d["outputs"]["lse"].update(dtype="float16")), "dtypes have changed"),
     "an input's dtype": (definition(lambda d: d["inputs"]["kv_indptr"].update(dtype="int64")), "dtypes have changed"),
     "another constraint": (definition(lambda d: d["constraints"].append("batch_size >= 0")), "constraints"),
@@ -206,9 +203,9 @@ FORGERIES: dict[str, tuple[Callable[[Path], object], str]] = {
     # Judgment
     "one case": (entry(lambda e: e.update(cases=1)), "1 real cases are fewer than 50"),
     "too few cases": (entry(lambda e: e.update(cases=49, vacuous=600)), "49 real cases are fewer than 50"),
-    "a negative count": (entry(lambda e: e.update(cases=-57)), "cases is -57, violates minimum"),
+    "a negative count": (entry(lambda e: e.update(cases=-57)), "is -57, violates minimum"),
     "a negative count of vacuous cases": (entry(lambda e: e.update(vacuous=-1)), "vacuous is -1, violates minimum"),
-    "a count that is true": (entry(lambda e: e.update(cases=True)), "cases is boolean"),
+    "a count that is true": (entry(lambda e: e.update(cases=True)), "is boolean"),
     "too many cases": (entry(lambda e: e.update(cases=10**9)), "cases is 1000000000, but no run has more"),
     "too many vacuous cases": (entry(lambda e: e.update(vacuous=10_001)), "vacuous is 10001, but no run has more"),
     "an exact kernel that is far off": (output(kernel_worst=0, kernel_error=5.0), "but kernel_worst is 0"),
@@ -253,15 +250,16 @@ FORGERIES: dict[str, tuple[Callable[[Path], object], str]] = {
     "an edited header": (edited_header, "its content is not that of the run"),
     "no header": (lambda root: shutil.rmtree(root / "evidence" / "runs"), "there is no header of the run"),
     "a run of another name": (entry(lambda e: e.update(run="2026-11-22-00000000")), "there is no header of the run"),
-    "a run elsewhere": (entry(lambda e: e.update(run="../runs/x")), "run is .* must match"),
+    "a run elsewhere": (entry(lambda e: e.update(run="../runs/x")), 'is "../runs/x", must match'),
     "a version that cannot have run it": (run(lambda h: h.update(python="3.9")), 'python is "3.9"'),
     # The form
-    "a key twice": (duplicate_key, "the key cases appears twice"),
-    "no digests": (entry(lambda e: e.pop("family")), "lacks the field 'family'"),
+    "a key twice": (duplicate_key, "the key vacuous appears twice"),
+    "no digests": (entry(lambda e: [e.pop(name) for name in DIGESTS[1:]]), "must match"),
+    "a digest less": (entry(lambda e: e.pop("drawn")), "must match"),
     "the form of before": (old_form, "is not a .jsonl file"),
     "half a line": (cut_off, "not JSON|has no end"),
     "two on a line": (two_on_a_line, "not JSON"),
-    "a digest that is cut short": (entry(lambda e: e.update(family="0" * 15)), "family is"),
+    "a digest that is cut short": (entry(lambda e: e.update(family="0" * 11)), "must match"),
     "an unknown field": (entry(lambda e: e.update(trusted=True)), 'no field "trusted"'),
 }
 
@@ -315,10 +313,73 @@ def test_another_gpu_adds_an_entry(dataset: Path) -> None:
     assert not validate_paths([dataset], dataset).problems
 
 
+def dropped(kernel: KernelFacts) -> KernelFacts:
+    """The kernel, if the release before today's were the last with it."""
+    return dataclasses.replace(kernel, places=(dataclasses.replace(kernel.places[0], until="0.4.2"),))
+
+
+def blackwell(kernel: KernelFacts) -> KernelFacts:
+    return dataclasses.replace(kernel, min_capability=(10, 0))
+
+
+def unverified(root: Path) -> None:
+    edit(root, DEFINITION, lambda one: one["tags"].__setitem__(one["tags"].index(proof.VERIFIED), proof.UNVERIFIED))
+
+
+def of_releases(**versions: str) -> Callable[[Path], None]:
+    """Makes the first line one of a run of these releases; there is one torch in a run."""
+
+    def change(header: Json) -> None:
+        header["libraries"] |= {name.replace("_", "-"): version for name, version in versions.items()}
+        header["torch"] = f"{header['libraries']['torch']}+cu130"
+
+    return run(change)
+
+
+def first(change: Callable[[KernelFacts], KernelFacts]) -> Callable[[Path], None]:
+    return in_the_table(lambda kernels: [change(kernels[0]), *kernels[1:]])
+
+
+def without_the_first(root: Path) -> None:
+    lines(lambda found: found.pop(0))(root)
+
+
+#: What is done to a dataset whose every kernel ran on today's stack, and what a release says of it.
+RELEASES: dict[str, tuple[tuple[Callable[[Path], None], ...], str | None]] = {
+    "an older FlashInfer": ((of_releases(flashinfer_python="0.7.1"),), "is of flashinfer-python 0.7.1, not 0.7.2"),
+    "an older torch": ((of_releases(torch="2.14.0"),), "is of torch 2.14.0, not 2.14.1"),
+    "no run of an unverified Definition": ((without_the_first, unverified), "it has no run"),
+    "a dropped kernel with an older run": (
+        (first(dropped), of_releases(torch="2.11.0", flashinfer_python="0.6.12")),
+        None,
+    ),
+    "a dropped kernel that other code judged": ((first(dropped), entry(lambda e: e.update(family="0" * 12))), None),
+    "a dropped kernel without a run": ((first(dropped), without_the_first), None),
+    "a kernel for Blackwell without a run": ((first(blackwell), without_the_first), None),
+}
+
+
+@pytest.mark.parametrize("name", RELEASES)
+def test_a_release_has_runs_of_what_todays_stack_has_on_hopper(dataset: Path, name: str) -> None:
+    label = read_lines(dataset / EVIDENCE)[0]["kernel"]
+    changes, reason = RELEASES[name]
+    for change in changes:
+        change(dataset)
+    found = validate_paths([dataset / DEFINITION], dataset, release=True).problems
+    found = [one for one in found if not one.rule.startswith("tag-")]
+    if reason is None:
+        assert found == []
+        return
+    (problem,) = found
+    assert (problem.rule, problem.file) == ("evidence-stale", DEFINITION)
+    assert f"not released with {label}: " in problem.message and reason in problem.message
+    assert f"verify {NAME} --kernel '{label}' --device cuda --record" in problem.hint
+
+
 @pytest.mark.parametrize(("part", "word"), [("harness", "harness"), ("family", "family"), ("plans", "plans")])
 def test_older_code_is_stale_and_refused_at_a_release(dataset: Path, part: str, word: str) -> None:
     assert not validate_paths([dataset], dataset, release=True).problems
-    (run if part == "harness" else entry)(lambda found: found.update({part: "0" * 16}))(dataset)
+    (run if part == "harness" else entry)(lambda found: found.update({part: "0" * 12}))(dataset)
     loaded = Definition.from_file(dataset / DEFINITION)
     assert proof.proven(dataset, loaded)
     assert not validate_paths([dataset], dataset).problems
@@ -326,7 +387,7 @@ def test_older_code_is_stale_and_refused_at_a_release(dataset: Path, part: str, 
         assert CliRunner().invoke(main, arguments).exit_code == status
     (problem,) = validate_paths([dataset], dataset, release=True).problems
     assert (problem.rule, problem.file) == ("evidence-stale", DEFINITION)
-    assert f"the code of the {word} has changed since the run of" in problem.message
+    assert f"the code of the {word} has changed since the run on Test GPU" in problem.message
     found = proof.read(dataset, loaded)
     assert found is not None
     assert [changed for _, changed in found.stale(loaded)] == [[part]]

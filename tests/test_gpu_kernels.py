@@ -107,7 +107,7 @@ def test_only_pairs_without_evidence_of_today_are_chosen_on_request(tmp_path):
     small_dataset(tmp_path, ROOT, name)
     evidence = tmp_path / "evidence" / "activation" / f"{name}.jsonl"
     known, stale, lost = read_lines(evidence)
-    stale["family"] = "0" * 16
+    stale["family"] = "0" * 12
     write_lines(evidence, [known, stale])
     found = subprocess.run(
         [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "gpu", "--missing-evidence", __file__],

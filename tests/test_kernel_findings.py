@@ -3,64 +3,77 @@
 from __future__ import annotations
 
 import importlib.metadata
-import subprocess
-import sys
-from pathlib import Path
+from typing import Any
 
 import jsonschema
-import kernel_findings
 import pytest
-from kernel_findings import PROBES, Probe
+from kernel_findings import PROBES, absence, changes, run, verdict
 from moe_findings import raises
 
 from flashinfer_trace import find_root
 from flashinfer_trace.format.json_source import load_object
-from tools.shared.findings import read_findings
+from tools.shared.findings import Defect, Finding, read_findings
 
 ROOT = find_root()
-#: FlashInfer compiles some kernels when they are first called.
-SECONDS = 300
+#: What all probes said on today's stack.
+RECORD = ROOT / "findings" / "probes.json"
 #: All defects show on Hopper.
 CAPABILITY = (9, 0)
 FINDINGS = list(read_findings(ROOT))
-LIBRARIES = {probe: one.library for one in FINDINGS for defect in one.defects for probe in defect.probes}
-
-
-class DefectShown(Exception):
-    """The kernel did what its finding says."""
-
-
-def verdict(name: str, kills: bool, returncode: int, output: str) -> bool:
-    """Whether the kernel is right; raises for a probe that says nothing, which is neither."""
-    if returncode == 0 and output.split()[-1:] in (["RIGHT"], ["WRONG"]):
-        return output.split()[-1] == "RIGHT"
-    lost = "CUDA error" in output or "AcceleratorError" in output
-    if kills and (returncode < 0 or lost):
-        return False
-    raise RuntimeError(f"{name}: the probe ended with {returncode} and said {output[-1500:]!r}")
-
-
-def run(name: str, probe: Probe) -> bool:
-    command = [sys.executable, str(Path(kernel_findings.__file__)), name]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
-    return verdict(name, probe.kills, done.returncode, done.stdout + (done.stderr if done.returncode else ""))
+OF_PROBE = {probe: (one, defect) for one in FINDINGS for defect in one.defects for probe in defect.probes}
 
 
 @pytest.mark.gpu_harness
-@pytest.mark.xfail(strict=True, raises=DefectShown, reason="a known defect of a real kernel: findings/kernels.json")
 @pytest.mark.parametrize("name", PROBES)
-def test_the_kernel_is_right(name, cuda_device):
+def test_the_kernel_is_as_its_finding_says(name, cuda_device):
     import torch
 
+    finding, defect = OF_PROBE[name]
     capability = torch.cuda.get_device_capability(cuda_device)
     if capability != CAPABILITY:
         pytest.skip(f"{name}: shows on compute capability {CAPABILITY}; this GPU has {capability}")
     try:
-        importlib.metadata.version(LIBRARIES[name])
+        version = importlib.metadata.version(finding.library)
     except importlib.metadata.PackageNotFoundError:
-        pytest.skip(f"{name}: needs {LIBRARIES[name]}, which is not installed")
-    if not run(name, PROBES[name]):
-        raise DefectShown(name)
+        pytest.skip(f"{name}: needs {finding.library}, which is not installed")
+    found = run(name)
+    if found.startswith("absent"):
+        pytest.skip(f"{name}: {finding.library} {version}: {found}")
+    assert found == ("right" if defect.state == "gone" else "wrong"), f"{finding.library} {version}: mend the finding"
+
+
+def test_the_findings_say_what_the_probes_showed():
+    if not RECORD.exists():
+        pytest.skip(f"{RECORD.name} is not there: `python tests/support/kernel_findings.py` on a GPU prints it")
+    recorded = load_object(RECORD)
+    assert recorded["probes"].keys() == PROBES.keys()
+    assert list(changes(FINDINGS, recorded)) == []
+
+
+def finding(state: str, upstream: str = "unknown", version: str = "1.0") -> Finding:
+    defects = tuple(Defect("input", "result", "right", state, (probe,)) for probe in ("first", "second"))
+    return Finding("some-id", "title", ("a.kernel",), "library", version, {"state": upstream}, defects)
+
+
+@pytest.mark.parametrize(
+    ("known", "first", "second", "words"),
+    [
+        (finding("shown"), "wrong", "wrong", []),
+        (finding("shown"), "wrong", "absent: no b", []),
+        (finding("gone", "fixed"), "right", "right", []),
+        (finding("shown", "replaced"), "absent: no a", "absent: no b", []),
+        (finding("shown", version="0.9"), "wrong", "wrong", ["1.0 has the defect"]),
+        (finding("shown", "fixed"), "wrong", "wrong", ["1.0 has the defect"]),
+        (finding("shown"), "wrong", "right", ["defect 1: state is shown, but 1.0 shows gone"]),
+        (finding("gone"), "right", "right", ["all probes are right in 1.0: fixed"]),
+        (finding("shown"), "absent: no a", "absent: no b", ["all probes are absent in 1.0: replaced"]),
+        (finding("shown"), "wrong", "error: timeout", ["defect 1: a probe says nothing"]),
+    ],
+)
+def test_what_a_record_of_the_probes_changes(known, first, second, words):
+    recorded: dict[str, Any] = {"libraries": {"library": "1.0"}, "probes": {"first": first, "second": second}}
+    found = list(changes([known], recorded))
+    assert len(found) == len(words) and all(word in line for word, line in zip(words, found, strict=True))
 
 
 def test_every_defect_has_a_probe_and_every_probe_a_defect():
@@ -75,16 +88,17 @@ def test_the_findings_fit_their_schema():
 
 
 @pytest.mark.parametrize(
-    ("returncode", "output", "kills", "right"),
+    ("returncode", "output", "kills", "said"),
     [
-        (0, "RIGHT\n", False, True),
-        (0, "a warning\nWRONG\n", False, False),
-        (-11, "", True, False),
-        (1, "torch.AcceleratorError: CUDA error: an illegal memory access", True, False),
+        (0, "RIGHT\n", False, "right"),
+        (0, "a warning\nWRONG\n", False, "wrong"),
+        (0, "a warning\nABSENT module 'sgl_kernel' has no x\n", False, "absent: module 'sgl_kernel' has no x"),
+        (-11, "", True, "wrong"),
+        (1, "torch.AcceleratorError: CUDA error: an illegal memory access", True, "wrong"),
     ],
 )
-def test_what_a_probe_says(returncode, output, kills, right):
-    assert verdict("a kernel", kills, returncode, output) == right
+def test_what_a_probe_says(returncode, output, kills, said):
+    assert verdict("a kernel", kills, returncode, output) == said
 
 
 @pytest.mark.parametrize(
@@ -93,6 +107,22 @@ def test_what_a_probe_says(returncode, output, kills, right):
 def test_a_probe_that_fails_otherwise_shows_no_defect(returncode, output, kills):
     with pytest.raises(RuntimeError, match="the probe ended"):
         verdict("a kernel", kills, returncode, output)
+
+
+@pytest.mark.parametrize(
+    ("error", "absent"),
+    [
+        (ImportError("cannot import name 'x' from 'sglang.a'", name="sglang.a"), True),
+        (ModuleNotFoundError("No module named 'sgl_kernel.x'", name="sgl_kernel.x"), True),
+        (ModuleNotFoundError("No module named 'IPython'", name="IPython"), False),
+        (ImportError("libcuda.so.1: cannot open shared object file"), False),
+        (AttributeError("module 'sgl_kernel' has no attribute 'bmm_fp8'"), True),
+        (AttributeError("'_OpNamespace' 'sgl_kernel' object has no attribute 'x'"), True),
+        (AttributeError("'NoneType' object has no attribute 'x'"), False),
+    ],
+)
+def test_what_another_release_lacks_is_absent_and_what_the_machine_lacks_is_not(error, absent):
+    assert absence(error) == (str(error) if absent else None)
 
 
 def test_an_error_is_a_refusal_but_not_one_of_a_module_that_cannot_be_built():

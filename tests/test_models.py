@@ -88,11 +88,12 @@ def test_the_constants_fit_together(name):
     config = MODELS[name]["config"]
     assert config["num_attention_heads"] % config["num_key_value_heads"] == 0
     # Latent attention has different head sizes.
-    assert head_size(config) in (64, 128, 256) or "kv_lora_rank" in config
+    assert head_size(config) in (64, 128, 256) or {"kv_lora_rank", "o_lora_rank"} & config.keys()
     experts = [config[key] for key in ("n_routed_experts", "num_experts", "num_local_experts") if key in config]
     assert len(experts) <= 1
     if experts:
-        assert config["num_experts_per_tok"] < experts[0]
+        chosen = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts")
+        assert next(config[key] for key in chosen if key in config) < experts[0]
     if "n_group" in config:
         assert experts[0] % config["n_group"] == 0
         assert config["topk_group"] <= config["n_group"]
@@ -167,7 +168,19 @@ def test_every_model_tag_has_a_model_and_every_model_is_tagged():
     assert tagged == set(MODELS)
 
 
+def sizes_of_ranks(name):
+    """The tensor-parallel sizes at which the dataset has a model, by models/needs/."""
+    needed = json.loads((ROOT / "models" / "needs" / f"{name}.json").read_text(encoding="utf-8"))
+    return {int(size["tag"].partition(":")[2]) for size in needed["sizes"] if size["tag"].startswith("tp:")}
+
+
 @pytest.mark.parametrize("name", MODELS)
+def test_a_model_has_a_size_of_ranks_that_divides_its_heads(name):
+    sizes, heads = sizes_of_ranks(name), MODELS[name]["config"]["num_attention_heads"]
+    assert sizes and all(heads % size == 0 for size in sizes)
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if sizes_of_ranks(name) >= {1, 2}])
 def test_the_dataset_has_the_sizes_of_the_model(name):
     config = MODELS[name]["config"]
     suffix = {1e-6: "", 1e-5: "_eps1e5"}[config["rms_norm_eps"]]

@@ -72,7 +72,9 @@ NARROWED = ("gemm", "moe")
 
 
 def is_of_a_rank(constants: Mapping[str, int]) -> bool:
-    """Whether a Definition's constants are those of DeepSeek-V3."""
+    """Whether a Definition's constants are those of DeepSeek-V3; one without constants is of all models."""
+    if not constants:
+        return True
     layer = constants.get("n", constants.get("N")), constants.get("k", constants.get("K"))
     if None not in layer and layer not in LAYERS:
         return False
@@ -180,6 +182,7 @@ def test_each_family_that_deepseek_v3_calls_is_chosen():
         ({"num_experts": 160, "n": 4096, "k": 7168}, False),
         ({"hidden_size": 4096}, False),
         ({"page_size": 64}, False),
+        ({}, True),
     ],
 )
 def test_constants_tell_whose_a_definition_is(constants, theirs):

@@ -44,7 +44,7 @@ def cheats_document(root: Path) -> dict[Path, str]:
 
 
 def section(cheats: Sequence[Any], ours: Verdicts | None, theirs: Mapping[str, Verdicts]) -> str:
-    """What follows the heading of the page.
+    """The page below its heading.
 
     Args:
         cheats: the table of tests/support/cheating_kernels.py.
@@ -130,7 +130,7 @@ def _asked(theirs: Mapping[str, Verdicts]) -> list[str]:
 
 
 def _status(cheat: Any, theirs: Mapping[str, Verdicts]) -> str:
-    """What flashinfer-bench says of a kernel, or why it says nothing."""
+    """flashinfer-bench's verdict on a kernel, or the reason that there is none."""
     for device, mark in (("cpu", ""), ("cuda", " *GPU*")):
         if said := theirs.get(device, {}).get("verdicts", {}).get(cheat.function):
             return code(said) + mark

@@ -1,10 +1,10 @@
 """Fetches the pinned sources of sglang, sgl-kernel and FlashInfer for the tools that read them.
 
-python -m tools.fetch_sources                        # the default release of tools/sources.toml, to .sources/
-python -m tools.fetch_sources --release 0.5.15       # another release, with the kernel libraries it requires
-python -m tools.fetch_sources --release 0.5.15 --only flashinfer-python --dest .sources-flashinfer     # one library
-python -m tools.fetch_sources --install --release 0.5.23     # for tools.dry_run: SGLang, to run, in a folder of its own
-python -m tools.fetch_sources --from ~/checkouts     # copies git checkouts or unpacked wheels instead
+- `python -m tools.fetch_sources`: the default release of tools/sources.toml, to .sources/
+- `python -m tools.fetch_sources --release 0.5.15`: another release, with the kernel libraries it requires
+- `python -m tools.fetch_sources --release 0.5.15 --only flashinfer-python --dest .sources-flashinfer`: one library
+- `python -m tools.fetch_sources --install --release 0.5.23`: SGLang, to run, in its own folder (for tools.dry_run)
+- `python -m tools.fetch_sources --from ~/checkouts`: copies git checkouts or unpacked wheels instead
 
 Without --install, only .py files are kept (.sources/sglang, .sources/sgl_kernel, .sources/flashinfer, and what
 sgl-kernel's wheel contains besides: .sources/deep_gemm, .sources/triton_kernels); nothing is installed or imported.
@@ -32,9 +32,9 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from flashinfer_trace.format.files import write_json
-from tools.dry_run.install import InstallError
+from tools.dry_run.install import InstallError, propose
 from tools.dry_run.install import install as install_release
-from tools.dry_run.release import DEFAULT, ReleaseError
+from tools.dry_run.release import DEFAULT, FILES, ReleaseError
 from tools.dry_run.release import read as read_release
 from tools.shared.command import end_with
 from tools.shared.source_packages import package_hash, package_version
@@ -97,7 +97,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--only", action="append", choices=PACKAGES, help="fetch this library, and leave out the others"
     )
-    parser.add_argument("--install", action="store_true", help="install the release for tools.dry_run, without its GPU")
+    parser.add_argument("--install", action="store_true", help="install the release (or `newest`) for tools.dry_run")
     options = parser.parse_args(arguments)
     if options.install:
         return _install(options.release)
@@ -125,6 +125,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _install(version: str | None) -> int:
     try:
+        if version is not None and not (FILES / f"{version}.json").exists():
+            version = propose(None if version == "newest" else version)
         release = read_release(version or DEFAULT)
         changed = install_release(release, release.site)
     except (InstallError, ReleaseError) as error:
@@ -342,7 +344,7 @@ def is_current(dest: Path, pin: Pin, entry: dict[str, Any]) -> bool:
 
 
 def read_manifest(dest: Path) -> dict[str, dict[str, Any]]:
-    """Library -> its manifest entry; empty if there is no readable manifest (then everything is fetched again)."""
+    """Library -> its manifest entry; empty without a readable manifest (then everything is fetched again)."""
     try:
         sources = json.loads((dest / "manifest.json").read_text(encoding="utf-8"))["sources"]
         return {name: sources[name] for name in LIBRARIES if isinstance(sources.get(name), dict)}

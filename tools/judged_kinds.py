@@ -15,6 +15,7 @@ from flashinfer_trace import Definition
 from flashinfer_trace.families import family_of
 from flashinfer_trace.families.attention.cases import EDGES
 from flashinfer_trace.harness.family import Family
+from flashinfer_trace.harness.far import far_axis, rows_before
 from flashinfer_trace.harness.job import Job
 from flashinfer_trace.harness.plans import Plan, RowPlans, row_axis
 from flashinfer_trace.judging.more_plans import judged_cases
@@ -87,7 +88,7 @@ def rows(judged: Judged) -> str:
 
 
 def spread(judged: Judged) -> str:
-    """Rows or scales of very different magnitude in one case."""
+    """Rows or scales whose magnitudes in one case are far apart."""
     plan = judged.family.plan
     return "rows or scales" if isinstance(plan, RowPlans) and plan.has_spread else ""
 
@@ -101,7 +102,8 @@ def layouts(judged: Judged) -> str:
 
 def far(judged: Judged) -> str:
     """Offsets beyond 2^31 elements."""
-    return "on request" if judged.family.strided_of(judged.definition) else ""
+    axis = far_axis(judged.definition)
+    return f"GPU, behind other `{axis}`" if rows_before(judged.definition) else ""
 
 
 def pooled(judged: Judged) -> str:
@@ -110,7 +112,7 @@ def pooled(judged: Judged) -> str:
 
 
 def exact(judged: Judged) -> str:
-    """Values whose results are exact, so that a lower precision or a wrong function shows."""
+    """Values whose results are exact, to expose a lower precision or a wrong function."""
     plan = judged.family.plan
     drawn = plan.choices.get("values", ()) if isinstance(plan, RowPlans) else ()
     kinds = {value for one in judged.cpu for value in one.values() if isinstance(value, str)}
@@ -133,20 +135,45 @@ KINDS: Mapping[str, Callable[[Judged], str]] = {
 }
 ATTENTION = ("gqa_*", "mla_paged_*", "mla_ragged_*", "dsa_*")
 STATES = ("gdn_*", "kda_*", "mamba_*", "causal_conv1d*")
-PRODUCTS = ("bmm_*", "gemm*", "*_mm", "qserve_*")
-COPIES = ("concat_*", "*_k_cache", "set_mla_kv_buffer", "store_cache", "moe_shuffle_*")
-ROUTERS = ("moe_topk_*", "moe_align_*", "moe_prepare_*", "moe_w4a8_problem_sizes")
-LISTS = ("fast_topk*", "softmax_temperature", "top_*", "min_p_*", "build_tree_*", "tree_*", "verify_tree_*")
-GATED = ("rmsnorm_*_gate", "silu_gate_*", "fused_gdn_gating")
-ROWS = ("*norm*", "*rope*", "*quant*", "*_and_mul", "merge_state*", "hadamard_*", "fp8_mqa_logits", "fused_gdn_gating")
+PRODUCTS = ("bmm_*", "gemm*", "gptq_*", "*_mm", "qserve_*")
+COPIES = ("concat_*", "fused_qkv*", "*_k_cache", "set_mla_kv_buffer", "store_cache", "moe_shuffle_*")
+ROUTERS = ("moe_topk_*", "moe_append_*", "moe_align_*", "moe_prepare_*", "moe_w4a8_problem_sizes")
+BATCH = ("alloc_*", "*_position", "create_*_kv_indices", "get_last_loc", "write_req_to_token_pool")
+CHAINS = ("chain_*", "draft_topk1_*")
+LISTS = (
+    *("fast_topk*", "softmax_temperature", "top_*", "min_p_*", "build_tree_*", "tree_*", "verify_tree_*"),
+    *(*BATCH, *CHAINS),
+)
+ACTIVATIONS = ("relu2", "sigmoid_mul", "gate_sigmoid_mul_add", "silu_and_mul_clamp", "swiglu_oai", "situ_and_mul")
+ROWS = (
+    *ACTIVATIONS,
+    "mhc_*",
+    "hc_head",
+    "*norm*",
+    "*rope*",
+    "*quant*",
+    "*_and_mul",
+    "merge_state*",
+    "hadamard_*",
+    "fp8_mqa_logits",
+    "fused_gdn_gating",
+)
 WITHOUT_DRAWS = (
     *(*PRODUCTS, "moe_*", *COPIES, *ROWS),
     *("fast_topk*", "softmax_temperature", "*_renorm_probs", "build_tree_*", "tree_*", "verify_tree_*"),
 )
 WITHOUT_KEYS = (*PRODUCTS, "moe_*", *COPIES, *LISTS, *ROWS)
 
+#: What servers compute about requests, as integers.
+INDICES = ("alloc_*", "clamp_position", "compute_position", "create_*_kv_indices", "get_last_loc", "write_req_*")
 #: (heading, patterns of families, why there is no such case); the first that fits counts.
 REASONS: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    *(
+        (kind, INDICES, "results are exact integers about requests")
+        for kind in ("Longest request", "Peaks at edges", "Spread magnitudes", "Beyond 2^31", "Strides, isolation")
+    ),
+    ("Pooled statistics", INDICES, "it does not draw"),
+    ("Exact or extreme values", INDICES, "every value is exact"),
     ("Longest request", ("*_decode*", "dsa_*"), "a request has one query, or a state instead of keys"),
     ("Longest request", STATES, "sequences have a state instead of keys"),
     ("Longest request", WITHOUT_KEYS, "there are no requests with keys"),
@@ -154,12 +181,28 @@ REASONS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("Spread magnitudes", ATTENTION, "logits have kinds of their own: large, spread, vast, and beyond float16"),
     ("Spread magnitudes", (*LISTS, *ROUTERS), "values are probabilities, logits or indices"),
     ("Spread magnitudes", COPIES, "copies are exact for any bits"),
-    ("Spread magnitudes", (*STATES, *GATED), "a limit: all rows of a case have one magnitude"),
+    (
+        "Spread magnitudes",
+        ("gdn_prefill", "gdn_verify", "kda_prefill"),
+        "a limit: all rows of a case have one magnitude",
+    ),
+    ("Spread magnitudes", ("fused_gdn_gating",), "decays have kinds of their own: usual, keep, and forget"),
     ("Spread magnitudes", ("cutlass_scaled_fp4_mm",), "one global scale is the contract"),
-    ("Beyond 2^31", (*STATES, *WITHOUT_KEYS), "a limit: kernels take dense inputs, and so many take too much memory"),
-    ("Strides, isolation", (*STATES, *GATED), "a limit: not drawn"),
+    (
+        "Beyond 2^31",
+        ("*_prefill",),
+        "a sequence before all others would take millions of steps",
+    ),
+    ("Beyond 2^31", ("dsa_*_sinks",), "keys are those of one chunk of a prefill, in a buffer of its own"),
+    ("Beyond 2^31", ("moe_*_routing", "moe_*gather*", "moe_*scatter*"), "a layer takes many times the memory"),
+    (
+        "Beyond 2^31",
+        (*PRODUCTS, *LISTS, *ROUTERS, *COPIES, *ROWS),
+        "rows are too narrow, or come after other axes",
+    ),
     ("Strides, isolation", LISTS, "kernels take dense inputs, and NaN is no probability"),
     ("Strides, isolation", ("moe_*",), "kernels take dense inputs, whose rows are moved, or share a scale"),
+    ("Strides, isolation", ("fused_qkvzba_*", "fused_store_index_*", *ACTIVATIONS), "kernels take dense inputs"),
     ("Strides, isolation", (*PRODUCTS, "*quantize_k_cache"), "kernels take dense inputs of packed codes"),
     (
         "Pooled statistics",
@@ -167,7 +210,11 @@ REASONS: tuple[tuple[str, tuple[str, ...], str], ...] = (
         "it does not draw, or draws with given numbers",
     ),
     ("Exact or extreme values", (*LISTS, *ROUTERS), "results are indices, or probabilities with ties and zeros"),
-    ("Exact or extreme values", ("gdn_prefill", "kda_prefill", "fused_gdn_gating"), "a limit: values are normal"),
+    (
+        "Exact or extreme values",
+        ("gdn_prefill", "gdn_verify", "kda_prefill", "fused_gdn_gating"),
+        "a limit: values are normal",
+    ),
 )
 
 

@@ -18,7 +18,7 @@ from tools.times_missing import times_missing
 
 #: Times above which two runs are compared, in seconds; and by how much they may differ, as a fraction.
 COMPARED, AGREED = 20e-6, 0.03
-#: What two runs that are compared have in common, beside their environment but for the card.
+#: The fields that two compared runs share, in addition to their environment except the card.
 ALIKE = ("version", "seed", "axes", "processes")
 
 HEAD = """# Performance of real kernels
@@ -172,7 +172,7 @@ _Named = tuple[_Pair, str, str, str]
 
 
 def _pair(records: Sequence[Record]) -> _Pair | None:
-    """The last run and the one before of the same versions on the same inputs; None if there is no other."""
+    """The last run and the one before of the same versions on the same inputs; None without an earlier one."""
     *others, last = records
     alike = [one for one in others if _likeness(one) == _likeness(last)]
     if not alike:
@@ -183,7 +183,7 @@ def _pair(records: Sequence[Record]) -> _Pair | None:
 
 
 def _likeness(record: Record) -> list[object]:
-    """What runs that are compared must have in common."""
+    """The properties that compared runs must share."""
     environment = {name: value for name, value in record["environment"].items() if name != "card"}
     return [environment, *map(record.get, ALIKE)]
 

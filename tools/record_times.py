@@ -4,7 +4,7 @@ python -m tools.record_times --record results --budget 500     # on a GPU; again
 python -m tools.record_times --plan 9.0 > order                # anywhere: the order for that compute capability
 python -m tools.record_times --order order --record results    # in that order, which takes half a minute to make
 
-What has no time yet is timed first. Then every Definition with a kernel over 20 us is timed a second time, in new
+Definitions without a time come first. Then every Definition with a kernel over 20 us is timed a second time, in new
 processes, for docs/performance.md to say how far two runs differ. The exit status is 1 if something could not be timed.
 """
 
@@ -64,10 +64,10 @@ class Item:
 
     @classmethod
     def from_line(cls, line: str) -> Item:
-        """What `str` gives, as an item.
+        """The item that `str` wrote.
 
         Raises:
-            ValueError: it is no such line.
+            ValueError: the line has another form.
         """
         name, names, members, seconds = line.split()
         return cls(load(name), tuple(names.split(",")), int(members), float(seconds))
@@ -249,7 +249,7 @@ def _capability(device: str) -> tuple[int, int]:
 
 
 def _ordered(items: Iterable[Item], last: Collection[str]) -> list[Item]:
-    """What is named comes last; the order is the same otherwise."""
+    """The items in their order, but with the named ones last."""
     return sorted(items, key=lambda one: one.definition.name in last)
 
 

@@ -23,14 +23,14 @@ from flashinfer_trace.judging.traffic import Workload, digests, drawn, path_of
 from flashinfer_trace.verdict.tensors import torch_dtype
 from tools.shared.command import end_with
 
-#: Of the inputs of a workload that is recorded: a CPU makes them in seconds, so that anybody can check them.
+#: Limit for the inputs of a recorded workload: a CPU makes them in seconds, so anybody can check them.
 MOST_BYTES = 128 << 20
 #: Of the weights of a Definition that stands for its family, if there is one.
 WEIGHTS = 64 << 20
 
 
 def chosen() -> list[Definition]:
-    """One Definition of each family: the one that has a file, so that new Definitions change no choice.
+    """One Definition of each family: the one that has a file, so new Definitions change no choice.
 
     If none has one, it is the median by weights of those with up to WEIGHTS bytes, or else the smallest.
     """

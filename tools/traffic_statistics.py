@@ -61,7 +61,7 @@ def profile(pairs: Sequence[tuple[int, int]]) -> dict[str, list[int]]:
     """The statistics of one trace.
 
     ``prompts``: tokens of a prompt. ``running``: tokens of a request that is in a batch of decode; it is there for as
-    many steps as its answer has tokens, so that it is drawn in proportion to that. ``positions``: where in its prompt a
+    many steps as its answer has tokens, so it is drawn in proportion to that. ``positions``: where in its prompt a
     token of prefill is; prompts are drawn in proportion to their length.
     """
     return {

@@ -66,10 +66,11 @@ def find(words: tuple[str, ...], output_format: str) -> None:
     \b
       flashinfer-trace find llama-3.1-70b tp=8 decode attention
 
-    A word is an op_type, a family, a name (or a glob), a part of these, a model (or the beginning of several names,
-    such as qwen3), a stage, a quantization, or a word that begins a description. KEY=VALUE is tp=8, ep=8, model=NAME,
-    an axis or its abbreviation (h=4096), another constant (eps=1e-5), op_type, family, name, or a namespace of tags.
-    Each Definition fits all of them. A model and its sizes belong together.
+    A word is an op_type, a family, a name (or a glob), a part of these, a stage, a quantization, or a word that
+    begins a description. It can also be a model (or the beginning of several names, such as qwen3) or its
+    config.json. KEY=VALUE is tp=8, ep=8, model=NAME, an axis or its abbreviation (h=4096), another constant
+    (eps=1e-5), op_type, family, name, or a namespace of tags. Each Definition fits all of them. A model and its sizes
+    belong together.
 
     Each Definition is followed by its state: the kernels whose runs verify it, and on which GPU.
 
@@ -77,7 +78,7 @@ def find(words: tuple[str, ...], output_format: str) -> None:
     """
     root = dataset_root()
     catalog = Catalog(store.definitions(), load_naming())
-    found = catalog.find(words)
+    found = catalog.find([_model_word(root, word) for word in words])
     runs = {one.name: proofs(one.root or root, one) for one in found}
     if output_format == "json":
         echo_json([_found_json(catalog, one, runs[one.name]) for one in found])
@@ -88,6 +89,13 @@ def find(words: tuple[str, ...], output_format: str) -> None:
         row[1] += f" {_pairs(differ[one.name])}" if differ[one.name] else ""
     click.echo(text_table(rows))
     click.echo(f"\n{counted(len(found), 'Definition')}; `flashinfer-trace show NAME` prints one")
+
+
+def _model_word(root: Path, word: str) -> str:
+    """A word; of a config.json, the model that has its constants."""
+    from flashinfer_trace.dataset.coverage import model_of_config
+
+    return f"model={model_of_config(root, Path(word))}" if word.endswith(".json") else word
 
 
 def _found_json(catalog: Catalog, definition: Definition, runs: Sequence[Entry]) -> dict[str, Any]:
@@ -190,8 +198,9 @@ def kernel_states(definition: Definition, root: Path) -> list[tuple[str, str]]:
     states, ran = [], set[str]()
     for entry in proofs(root, definition):
         where = f"ran, {entry.library} {entry.version} on {entry.run.gpu}, {counted(entry.cases, 'case')}"
-        states.append((entry.kernel_label, where))
-        ran.update(computing[entry.kernel_label].tags)
+        kernel = computing[entry.kernel_label]
+        states.append((entry.kernel_label, where + (f", last in {kernel.last_in}" if kernel.last_in else "")))
+        ran.update(kernel.tags)
     for tag in definition.tags:
         namespace, _, path = tag.partition(":")
         if namespace == CALLED:
@@ -202,7 +211,9 @@ def kernel_states(definition: Definition, root: Path) -> list[tuple[str, str]]:
 
 
 @click.command()
-@click.option("--model", shell_complete=completion.models, help="Only this model, op by op, e.g. deepseek-v3.")
+@click.option(
+    "--model", shell_complete=completion.models, help="Only this model, op by op: deepseek-v3, or its config.json."
+)
 @click.option("--kernels", is_flag=True, help="The kernels that the model's code calls; needs --model.")
 @format_option
 def coverage(model: str | None, kernels: bool, output_format: str) -> None:
@@ -234,7 +245,7 @@ def _kernel_coverage(root: Path, needs: Mapping[str, Mapping[str, Any]], output_
     """Prints the kernels of one model, with totals."""
     from flashinfer_trace.dataset.coverage import kernel_coverages, kernel_table
 
-    found = [one for needed in needs.values() for one in kernel_coverages(root, needed)]
+    found = kernel_coverages(root, needs.values())
     if output_format == "json":
         echo_json([asdict(one) for one in found])
         return

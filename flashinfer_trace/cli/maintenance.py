@@ -37,7 +37,9 @@ OTHER_FILES = (
 
 @click.command()
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
-@click.option("--release", is_flag=True, help="Also report evidence that older harness or family code judged.")
+@click.option(
+    "--release", is_flag=True, help="Also report kernels that lack a run of today's stack, judged by today's code."
+)
 @format_option
 def validate(paths: tuple[Path, ...], release: bool, output_format: str) -> None:
     """Check Definitions (files or directories; default: the whole dataset) against the schema and conventions.

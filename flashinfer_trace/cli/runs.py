@@ -85,8 +85,9 @@ class Batch:
     def run(self) -> list[Answer]:
         """The answers of this process, in the order of the tasks."""
         settings = self.settings
+        if settings.device != "cpu" or not settings.full:
+            torch.set_num_threads(1)  # other processes have the other cores
         if settings.device == "cpu" and not settings.full:
-            torch.set_num_threads(1)
             settings = replace(settings, worker=reference_process())
         return run_batch(self.tasks(), settings, _twins())
 

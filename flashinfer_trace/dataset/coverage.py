@@ -107,7 +107,8 @@ def load_needs(root: Path, model: str | None = None) -> dict[str, dict[str, Any]
 
     Args:
         root: the dataset root.
-        model: only this model; `_`, `.`, `-`, blanks and case in its name are ignored.
+        model: only this model; `_`, `.`, `-`, blanks and case in its name are ignored. Or a config.json: the model
+            that has its constants.
 
     Raises:
         DatasetError: the files do not exist, the model is not among them, or a file cannot be read.
@@ -116,6 +117,8 @@ def load_needs(root: Path, model: str | None = None) -> dict[str, dict[str, Any]
     paths = {path.stem: path for path in sorted(directory.glob("*.json"), key=lambda path: path.stem)}
     if not paths:
         raise DatasetError(f"no model needs in {directory}; in a checkout, `flashinfer-trace sync` writes them")
+    if model is not None and model.endswith(".json"):
+        model = model_of_config(root, Path(model))
     if model is not None:
         names = {plain_name(name): name for name in paths}
         if plain_name(model) not in names:
@@ -128,6 +131,48 @@ def load_needs(root: Path, model: str | None = None) -> dict[str, dict[str, Any]
         return {name: load_object(path) for name, path in paths.items()}
     except JsonSourceError as error:
         raise DatasetError(f"{directory}: cannot be read: {error}") from error
+
+
+def model_of_config(root: Path, path: Path) -> str:
+    """The model whose constants a config.json has.
+
+    Args:
+        root: the dataset root.
+        path: a config.json as published; the constants may be in its text_config.
+
+    Raises:
+        DatasetError: the file cannot be read, or no model has its constants; the message names the closest one.
+    """
+    try:
+        whole = load_object(path)
+        models = {one.stem: load_object(one)["config"] for one in sorted((root / "models").glob("*.json"))}
+    except (JsonSourceError, KeyError) as error:
+        raise DatasetError(f"{path}: cannot be compared with models/: {error}") from None
+    text = whole.get("text_config")
+    config = {**whole, **text} if isinstance(text, dict) else whole
+    differ = {
+        name: [field for field, value in own.items() if field not in ENTERED and not _holds(config.get(field), value)]
+        for name, own in models.items()
+    }
+    closest = min(differ, key=lambda name: len(differ[name]), default="")
+    if not closest:
+        raise DatasetError(f"{path}: no model in {root / 'models'} to compare it with")
+    if differ[closest]:
+        fields = ", ".join(differ[closest][:MOST_NAMES])
+        dry = f"in a checkout, `python -m tools.extract --model-name NAME --config {path}` runs it dry"
+        raise DatasetError(f"{path}: no model has its constants; {closest} differs in {fields}; {dry}")
+    return closest
+
+
+#: Fields of models/ that published files may lack, or have in another form.
+ENTERED = {"torch_dtype", "dtype"}
+
+
+def _holds(given: Any, own: Any) -> bool:
+    """Whether a value is as a model has it, which keeps some members of a quantization's or a rotation's settings."""
+    if isinstance(own, dict) and isinstance(given, dict):
+        return all(_holds(given.get(name), value) for name, value in own.items())
+    return bool(given == own)
 
 
 def matrix(found: Sequence[ModelCoverage], name: str = "Model") -> list[list[str]]:
@@ -242,30 +287,28 @@ def _by_kernel(
     return {key: sorted(names) for key, names in found.items() if key}
 
 
-def kernel_coverages(root: Path, needed: Mapping[str, Any]) -> list[KernelCoverage]:
-    """Coverage of the kernels of one model.
+def kernel_coverages(root: Path, models: Iterable[Mapping[str, Any]]) -> list[KernelCoverage]:
+    """Coverage of the kernels of some models, one after the other.
 
     Args:
         root: the dataset root.
-        needed: its document, of schema/model_needs.schema.json.
+        models: the document of each, of schema/model_needs.schema.json.
 
     Raises:
-        DatasetError: the document has no kernels or is malformed, or the list of reasons cannot be read.
+        DatasetError: a document has no kernels or is malformed, or the list of reasons cannot be read.
     """
     known = {one.name: one for one in definitions(root=root)}
     by_kernel, why = definitions_with_kernel(root, known.values()), reasons(root)
     named = definitions_by_kernel(root, known.values())
     with_evidence = definitions_with_evidence(root, known.values())
-    model, called = _called(needed)
-    tag = f"model:{model}"
     found = []
-    for kernel, ops in called:
+    for tag, kernel, ops in ((f"model:{model}", *one) for model, called in map(_called, models) for one in called):
         terminal = kernel.partition(".")[0]  # a method is covered if its class is
         names = by_kernel.get(terminal, [])
         own = [name for name in names if tag in known[name].tags]
         proven = with_evidence.get(terminal, [])
         ordered = (*own, *(name for name in names if name not in own))
-        reason = "" if names else why.get(kernel, "")
+        reason = "" if names else why.get(terminal, "")
         if not names and terminal in named:
             reason = f"none yet; it did not run for the {len(named[terminal])} that name it"
         found.append(KernelCoverage(kernel, ops, ordered, len(own), tuple(proven), reason))

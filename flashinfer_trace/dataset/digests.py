@@ -1,4 +1,4 @@
-"""Digests of data: of a Definition's contract, and of content that nobody can compute again. Imports no torch.
+"""Digests of data: of what a Definition promises, and of content that nobody can compute again. Imports no torch.
 
 `content_sha256` is that of data whose numbers nobody can compute again from what is kept here: an edit is noticed.
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from flashinfer_trace.format.definition import Definition
 
 
-#: Hexadecimal digits of the digests in evidence: 64 bits, which nobody meets by chance.
-DIGITS = 16
+#: Hexadecimal digits of the digests in evidence: 48 bits, which nobody meets by chance.
+DIGITS = 12
 
 
 def short(sha256: str) -> str:
@@ -25,12 +25,13 @@ def short(sha256: str) -> str:
     return sha256[:DIGITS]
 
 
-def contract_sha256(definition: Definition) -> str:
-    """SHA-256 of what a Definition promises: name, op_type, axes, constraints, inputs and outputs with their dtypes.
+def definition_sha256(definition: Definition) -> str:
+    """SHA-256 of what a Definition promises: its reference, name, op_type, axes, constraints, inputs and outputs.
 
-    Descriptions and tags are not part of it; the order of inputs and outputs is.
+    Dtypes and the order of inputs and outputs are part of it. Descriptions and tags are not.
     """
-    contract = {
+    promised = {
+        "reference": definition.reference_sha256,
         "name": definition.name,
         "op_type": definition.op_type,
         "axes": [[axis.name, axis.value] for axis in definition.axes.values()],
@@ -38,7 +39,7 @@ def contract_sha256(definition: Definition) -> str:
         "inputs": [[one.name, one.shape, one.dtype] for one in definition.inputs.values()],
         "outputs": [[one.name, one.shape, one.dtype] for one in definition.outputs.values()],
     }
-    return hashlib.sha256(json.dumps(contract, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(promised, sort_keys=True).encode()).hexdigest()
 
 
 def content_sha256(data: Mapping[str, Any], *without: str) -> str:

@@ -5,9 +5,9 @@ which code (see `evidence_run`). `harness.evidence` writes it; everything else r
 embedding, documents and tests share one meaning.
 
 A Definition is *proven* if its evidence has an entry for each kernel that computes it and runs on a GPU of
-compute capability `RECORDED_ON`, and every entry fits the Definition and the record as they stand today. Where no
-kernel runs there, an entry of one kernel on a GPU of its own is enough. An entry that fits, but was judged by older
-code of the harness or of the family, is *stale*: it still proves, until a release.
+compute capability `RECORDED_ON`, and every entry fits the Definition and the record as they stand today. A kernel that
+today's releases dropped need not have run. Where no other kernel runs there, an entry of one kernel is enough. An entry
+that fits, but was judged by older code of the harness or of the family, is *stale*: it still proves, until a release.
 """
 
 from __future__ import annotations
@@ -22,7 +22,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from flashinfer_trace.dataset import digests, store
-from flashinfer_trace.dataset.evidence_run import DRAWN_CASES, REQUIRED_CASES, SEED, TIME_FORMAT, Entry, Objection, Run
+from flashinfer_trace.dataset.evidence_run import (
+    DRAWN_CASES,
+    REQUIRED_CASES,
+    SEED,
+    TIME_FORMAT,
+    Entry,
+    Objection,
+    Run,
+    fields_of,
+)
 from flashinfer_trace.format import json_source
 from flashinfer_trace.format.naming import family_name, load_naming
 from flashinfer_trace.kernels import kernels_of
@@ -65,8 +74,6 @@ VERIFIED, UNVERIFIED = "status:verified", "status:unverified"
 EQUIVALENT_CODE = "schema/equivalent_code.json"
 #: Compute capability of the GPUs that evidence is recorded on: a proven Definition has run on every kernel of these.
 RECORDED_ON = (9, 0)
-#: What a run is of. The other digests are of code.
-BOUND = ("reference", "contract")
 _RESTORE = "restore it from version control or record it again"
 
 
@@ -120,6 +127,32 @@ class Evidence:
                 found.append((entry, changed))
         return found
 
+    def outdated(self, definition: Definition, kernels: Mapping[str, KernelFacts]) -> list[tuple[str, str]]:
+        """What a release lacks: the kernels without a run of today's stack by today's code, each with the reason.
+
+        Runs of kernels that today's releases dropped stay as they are. Kernels that need another GPU than one of
+        `RECORDED_ON` need no run. Imports torch.
+
+        Args:
+            definition: as it stands.
+            kernels: what computes it today, by label (see `kernels_today`).
+
+        Raises:
+            LookupError: see `code_today`.
+        """
+        today = {label: kernel for label, kernel in kernels.items() if not kernel.last_in}
+        fitting = [entry for entry in self.proofs(definition, kernels) if entry.kernel_label in today]
+        ran = {entry.kernel_label for entry in fitting}
+        needed = [label for label, kernel in today.items() if kernel.runs_on(RECORDED_ON)]
+        found = [(label, "it has no run") for label in needed if label not in ran]
+        older = [(entry, f"the run on {entry.run.gpu} is of {entry.older_releases}") for entry in fitting]
+        found += [(entry.kernel_label, why) for entry, why in older if entry.older_releases]
+        of_today = Evidence(tuple(entry for entry in fitting if not entry.older_releases))
+        for entry, changed in of_today.stale(definition) if of_today.entries else ():
+            changes = f"the code of the {' and of the '.join(changed)} has changed since the run on {entry.run.gpu}"
+            found.append((entry.kernel_label, changes))
+        return found
+
     def repeated(self) -> list[str]:
         """Kernel and GPU of the runs that are there twice: each is recorded once."""
         counts = Counter((entry.kernel_label, entry.run.gpu) for entry in self.entries)
@@ -138,7 +171,7 @@ class Evidence:
                 for one in entry.objections(definition, kernels)
             ]
         recorded = {entry.kernel_label for entry in self.entries}
-        needed = [label for label, kernel in kernels.items() if kernel.runs_on(RECORDED_ON)]
+        needed = [label for label, kernel in kernels.items() if kernel.runs_on(RECORDED_ON) and not kernel.last_in]
         if not kernels:
             found.append(Objection("the family's record has no kernel that could prove it"))
         elif not needed and recorded.isdisjoint(kernels):
@@ -236,7 +269,7 @@ def read(root: Path, definition: Named) -> Evidence | None:
     return None if state is None else Evidence(entries_of(path, _lines(path, *state)))
 
 
-def entries_of(path: Path, lines: Sequence[Mapping[str, Any]]) -> tuple[Entry, ...]:
+def entries_of(path: Path, lines: Sequence[Sequence[Any]]) -> tuple[Entry, ...]:
     """Reads the lines of the evidence file at `path`.
 
     Raises:
@@ -245,7 +278,7 @@ def entries_of(path: Path, lines: Sequence[Mapping[str, Any]]) -> tuple[Entry, .
     entries = []
     for number, line in enumerate(lines, 1):
         try:
-            entries.append(Entry.from_json(line, load_run(path.parent.parent, line["run"])))
+            entries.append(Entry.from_json(line, load_run(path.parent.parent, fields_of(line)["run"])))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             told = str(error) if isinstance(error, EvidenceError) else f"is not evidence ({error!r}); record it again"
             raise EvidenceError(f"{path}: line {number}: {told}") from None
@@ -264,7 +297,7 @@ def proofs(root: Path, definition: Definition) -> tuple[Entry, ...]:
 
 
 def released(root: Path, definition: Definition) -> set[str]:
-    """Labels of the kernels whose run on some GPU fits a Definition as it stands and was judged by today's code.
+    """Labels of the kernels whose runs fit a Definition as it stands, and that a release accepts (`Evidence.outdated`).
 
     Raises:
         EvidenceError: see `read`.
@@ -273,8 +306,9 @@ def released(root: Path, definition: Definition) -> set[str]:
     evidence = read(root, definition)
     if evidence is None:
         return set()
-    older = [entry for entry, _ in evidence.stale(definition)]
-    return {entry.kernel_label for entry in proofs(root, definition) if entry not in older}
+    kernels = kernels_today(root, definition)
+    outdated = {label for label, _ in evidence.outdated(definition, kernels)}
+    return {entry.kernel_label for entry in evidence.proofs(definition, kernels)} - outdated
 
 
 def proven(root: Path, definition: Definition) -> bool:
@@ -288,11 +322,11 @@ def proven(root: Path, definition: Definition) -> bool:
     return evidence is not None and not evidence.objections(definition, kernels_today(root, definition))
 
 
-def load_lines(path: Path) -> Sequence[Mapping[str, Any]]:
+def load_lines(path: Path) -> Sequence[Sequence[Any]]:
     """The lines of one evidence file, read with the limits of `json_source` and not yet checked.
 
     Raises:
-        EvidenceError: it cannot be read, or a line is not a JSON object without duplicate keys.
+        EvidenceError: it cannot be read, or a line is not a JSON list without duplicate keys.
     """
     try:
         document = json_source.load_lines(path)
@@ -300,7 +334,7 @@ def load_lines(path: Path) -> Sequence[Mapping[str, Any]]:
             raise json_source.JsonSourceError(document.problems[0])
     except json_source.JsonSourceError as error:
         raise EvidenceError(f"{path}: {error}; {_RESTORE}") from None
-    lines: list[Mapping[str, Any]] = document.data
+    lines: list[Sequence[Any]] = document.data
     return lines
 
 
@@ -331,7 +365,7 @@ def _state(path: Path) -> tuple[int, int] | None:
 
 
 @functools.lru_cache(maxsize=store.CACHED_FILES)
-def _lines(path: Path, _modified: int, _size: int) -> Sequence[Mapping[str, Any]]:
+def _lines(path: Path, _modified: int, _size: int) -> Sequence[Sequence[Any]]:
     return load_lines(path)
 
 

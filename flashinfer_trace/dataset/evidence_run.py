@@ -3,20 +3,21 @@
 A *run* is one recording: processes that began together, on GPUs of one name. Its header, ``evidence/runs/<run>.json``,
 says when it began, on which machine, with which versions, and which code decided. The name of the run has a digest of
 all that, so an edited header no longer fits its name. An *entry* is a line of ``evidence/<op_type>/<name>.jsonl``, for
-one kernel, and names its run.
+one kernel, and names its run. A line is a list, since there are thousands: see `fields_of`.
 """
 
 from __future__ import annotations
 
 import datetime
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flashinfer_trace.dataset import digests, store
 from flashinfer_trace.dataset.accuracy import too_far
 from flashinfer_trace.kernels import current_label, library_of
+from flashinfer_trace.kernels.stacks import TODAY
 from flashinfer_trace.kernels.table import KernelFacts
 
 if TYPE_CHECKING:
@@ -45,19 +46,18 @@ TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 #: What a line says of each output, in this order: error / bound of the kernel and of the reference, and the relative
 #: norm of the error of each.
 FIGURES = ("kernel_worst", "reference_worst", "kernel_error", "reference_error")
-#: Figures are recorded with four digits.
-_RECORDED = 1.001
+#: Figures are recorded with three digits.
+_RECORDED = 1.01
 #: Relative norm of what rounding to a dtype does at most, where few values are subnormal.
 _ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24}
 #: Relative norm of an error beyond which an output has nothing of the expected one. Codes of small values that become 0
 #: are off by 1.
 _NOTHING = 2.0
 
-#: Digest in an entry -> what has changed if it differs.
-_BINDING = {
-    "reference": "the reference has changed since this run",
-    "contract": "the name, axes, constraints, inputs, outputs or dtypes have changed since this run",
-}
+#: What a line of evidence has, in this order; the last part, an object, is there if it has fields.
+PARTS = ("kernel", "run", "digests", "cases", "outputs", "further")
+#: The digests in a line, in this order. Runs of the first days have two: no digest of what drew the cases.
+DIGESTS = ("definition", "family", "plans", "drawn")
 
 
 class Objection(NamedTuple):
@@ -127,6 +127,31 @@ def _check_texts(*values: object) -> None:
         raise TypeError("a name, a version or a digest is not a string")
 
 
+def fields_of(line: Sequence[Any]) -> dict[str, Any]:
+    """The fields of a line of evidence by their names: kernel, run, the `DIGESTS`, cases, outputs, and further ones.
+
+    Raises:
+        TypeError, ValueError, AttributeError: it has other parts.
+    """
+    kernel, run, found, cases, outputs, *further = line
+    named = dict(zip(DIGESTS, found.split(" "), strict=len(found.split(" ")) != 2))
+    return {**dict(*further), "kernel": kernel, "run": run, **named, "cases": cases, "outputs": outputs}
+
+
+def line_of(fields: Mapping[str, Any]) -> list[Any]:
+    """The line of evidence that has these fields (see `fields_of`)."""
+    known = {"kernel", "run", "cases", "outputs", *DIGESTS}
+    found = " ".join(fields[name] for name in DIGESTS if name in fields)
+    further = {name: value for name, value in fields.items() if name not in known}
+    line = [fields["kernel"], fields["run"], found, fields["cases"], fields["outputs"]]
+    return [*line, further] if further else line
+
+
+def place_of(field: str) -> tuple[str | int, ...]:
+    """Where a line has a field."""
+    return (PARTS.index(field),) if field in PARTS else (PARTS.index("further"), field)
+
+
 @dataclass(frozen=True)
 class Entry:
     """One run of one kernel on one GPU.
@@ -136,8 +161,7 @@ class Entry:
         run: the one that it is a line of.
         library: the distribution that ships the kernel: the line names it, or the table of kernels knows which of those
             that the run lists; empty if neither does.
-        digests: of the ``reference``, the ``contract``, and the code of the ``harness``, the ``family`` and the
-            ``plans``.
+        digests: of the ``definition``, and of the code of the ``harness``, the ``family`` and the ``plans``.
         cases: real cases: distinct ones that prove something.
         vacuous: cases that prove nothing (an empty or all-zero expected output). They are counted apart from `cases`.
         outputs: output -> its `FIGURES`: kernel_worst and reference_worst (error / bound), kernel_error and
@@ -155,17 +179,19 @@ class Entry:
     plans: Mapping[str, Any] | None = None
 
     @classmethod
-    def from_json(cls, line: Mapping[str, Any], run: Run) -> Entry:
+    def from_json(cls, line: Sequence[Any], run: Run) -> Entry:
         """A line of schema/evidence.schema.json (KeyError, TypeError or ValueError if it does not follow that)."""
-        label = current_label(line["kernel"])
-        library = line.get("library") or library_of(label.partition("[")[0], run.libraries) or ""
-        found = {part: line[part] for part in ("reference", "contract", "family")}
-        found |= {"harness": run.harness, "plans": line.get("plans", "")}
+        fields = fields_of(line)
+        label = current_label(fields["kernel"])
+        library = fields.get("library") or library_of(label.partition("[")[0], run.libraries) or ""
+        found = {part: fields[part] for part in ("definition", "family")}
+        found |= {"harness": run.harness, "plans": fields.get("plans", "")}
         _check_texts(library, *found.values())
-        outputs = {name: dict(zip(FIGURES, values, strict=True)) for name, values in line["outputs"].items()}
-        cases, vacuous = line["cases"], line["vacuous"]
-        plans = {"counts": line.get("rounds", [cases + vacuous]), "vacuous": line.get("vacuous_cases", [])}
-        drawn = {**plans, "sha256": line["drawn"]} if "drawn" in line else None
+        outputs = {name: dict(zip(FIGURES, values, strict=True)) for name, values in fields["outputs"].items()}
+        cases, which = fields["cases"], fields.get("vacuous_cases", [])
+        vacuous = fields.get("vacuous", len(which))
+        plans = {"counts": fields.get("rounds", [cases + vacuous]), "vacuous": which}
+        drawn = {**plans, "sha256": fields["drawn"]} if "drawn" in fields else None
         entry = cls(label, run, library, found, cases, vacuous, outputs, drawn)
         if not all(isinstance(one, (int, float)) for output in outputs.values() for one in output.values()):
             raise TypeError("an error is not a number")
@@ -181,6 +207,16 @@ class Entry:
     def version(self) -> str:
         """That of the library; empty if the run does not list it."""
         return self.run.libraries.get(self.library, "")
+
+    @property
+    def older_releases(self) -> str:
+        """The releases of its library and of torch that today's stack has others of; empty if none."""
+        found = {name: self.run.libraries.get(name, "an unknown release") for name in (self.library, "torch")}
+        return " and ".join(
+            f"{name} {version}, not {TODAY[name]}"
+            for name, version in found.items()
+            if name in TODAY and version.partition("+")[0] != TODAY[name]
+        )
 
     @property
     def worst(self) -> float:
@@ -203,16 +239,16 @@ class Entry:
         return next((text for _, text in self.contradictions), None) or implausible(self.run.started_at)
 
     @property
-    def contradictions(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Place and text of figures that no run can have."""
+    def contradictions(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
+        """Place in the line and text of figures that no run can have."""
         for field, count in (("cases", self.cases), ("vacuous", self.vacuous)):
             if count > MOST_CASES:
-                yield (field,), f"{field} is {count}, but no run has more than {MOST_CASES}"
+                yield place_of(field), f"{field} is {count}, but no run has more than {MOST_CASES}"
         if self.vacuous > (most := 200 + MOST_VACUOUS * self.cases):
             text = (
                 f"vacuous is {self.vacuous}, but a run with {self.cases} real cases ends before it has more than {most}"
             )
-            yield ("vacuous",), text
+            yield place_of("vacuous"), text
         for name, output in self.outputs.items():
             for who in ("kernel", "reference"):
                 # The nearest value of a format is off by something, but never by more than 0 is. A worst of more than 0
@@ -220,7 +256,7 @@ class Entry:
                 worst, error = output[f"{who}_worst"], output[f"{who}_error"]
                 if worst == 0 and error > 1:
                     text = f"{who}_error of {name} is {error}, but {who}_worst is 0: what is exact is off by 1 at most"
-                    yield ("outputs", name, f"{who}_error"), text
+                    yield (*place_of("outputs"), name, FIGURES.index(f"{who}_error")), text
 
     def objections(self, definition: Definition, kernels: Mapping[str, KernelFacts]) -> Iterator[Objection]:
         """Why this run does not prove the Definition as it stands; nothing if it does.
@@ -252,8 +288,8 @@ class Entry:
                 )
 
     def _mismatches(self, definition: Definition, kernels: Mapping[str, KernelFacts]) -> Iterator[str]:
-        today = {"reference": definition.reference_sha256, "contract": digests.contract_sha256(definition)}
-        yield from (text for part, text in _BINDING.items() if self.digests[part] != digests.short(today[part]))
+        if self.digests["definition"] != digests.short(digests.definition_sha256(definition)):
+            yield "the reference, name, axes, constraints, inputs, outputs or dtypes have changed since this run"
         kernel = kernels.get(self.kernel_label)
         if kernel is None:
             known = ", ".join(kernels) or "none"

@@ -27,8 +27,8 @@ def families_of_op_type(op_type: str) -> dict[str, Family]:
     """Records of one op_type by family name; empty if the op_type has no module.
 
     They are in ``FAMILIES`` of the op_type's module or package, or of a separate module: a submodule of the package, or
-    ``<op_type>_<family>.py`` next to the module. Only this function imports such a separate module, so that its record
-    can build on the other records of the op_type.
+    ``<op_type>_<family>.py`` next to the module. Only this function imports such a separate module, so its record can
+    build on the other records of the op_type.
 
     Raises:
         FamilyError: a module has no tuple ``FAMILIES`` of records of its op_type, or two records have the same name.

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import torch
 
+from flashinfer_trace.families.calls import calling
 from flashinfer_trace.format.definition import Definition
-from flashinfer_trace.harness.family import Family, Inputs, Kernel, KernelCall, Outputs, Plan
+from flashinfer_trace.harness.family import Family, Inputs, Plan
 from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws
 from flashinfer_trace.harness.plans import Count, RowPlans
 from flashinfer_trace.verdict.compare import ErrorBound, Expected, Policy, rounding_error, unit_roundoff
@@ -21,7 +22,6 @@ KINDS = (*VALUE_KINDS, "saturated")
 
 #: Divisors from here on give 0 in CUDA's fast division, and infinite ones in any: exactly, silu is below |x| / 2^126.
 FLUSHED = 2.0**126
-
 
 #: The corners are a single row, gates at which a sigmoid saturates, and products beyond either end of float16's range.
 CORNERS: list[Plan] = [{"num_tokens": 1}, *({"values": kind} for kind in ("saturated", "huge", "minute"))]
@@ -76,17 +76,12 @@ def gelu_tanh_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expect
 
 
 def silu_bound(expected: Expected, exponential: torch.Tensor | float, division: float) -> torch.Tensor:
-    """One bf16 rounding of (gate * sigmoid) * up in float32.
-
-    Args:
-        expected: from `silu_oracle`.
-        exponential: relative error of exp(-gate); it passes into the sigmoid times 1 - sigmoid.
-        division: relative error of the quotient.
-    """
+    """One bf16 rounding of (gate * sigmoid) * up in float32; relative errors of exp(-gate), which pass into the sigmoid
+    times 1 - sigmoid, and of the quotient."""
     value, gate, up, sigmoid = expected.value, expected.parts["gate"], expected.parts["up"], expected.parts["sigmoid"]
     relative = exponential * (1 - sigmoid) + division + 2 * U  # 1 + exp(-gate), and the product with up
     flushed = torch.where(gate < -math.log(FLUSHED), gate.abs() / FLUSHED * up.abs(), 0.0)
-    # What is subnormal in float32 may be 0 as well: silu, and then the product.
+    # Subnormal float32 numbers may also be 0: silu, and then the product.
     smallest = torch.finfo(torch.float32).smallest_normal * (1 + up.abs())
     return rounding_error(value, torch.bfloat16) * (1 + 2**-8) + value.abs() * relative + flushed + smallest
 
@@ -105,18 +100,14 @@ FAST_SILU = ErrorBound(
 
 
 def gelu_bound(expected: Expected, error: torch.Tensor) -> torch.Tensor:
-    """One bf16 rounding of (gate * Phi(gate)) * up in float32, whose argument gate / sqrt(2) is rounded twice.
-
-    Args:
-        expected: from `gelu_oracle`.
-        error: absolute error that 2 Phi has besides.
-    """
+    """One bf16 rounding of (gate * Phi(gate)) * up in float32, whose argument gate / sqrt(2) is rounded twice; `error`
+    is the additional absolute error of 2 Phi."""
     value, gate, up = expected.value, expected.parts["gate"], expected.parts["up"]
     z = gate * math.sqrt(0.5)
     # 2 Phi is erfc(-z), whose derivative is 2 / sqrt(pi) exp(-z^2).
     argument = 2 * U * z.abs() * (2 / math.sqrt(math.pi)) * torch.exp(-z.square())
     inside = (gate * up).abs() / 2 * (argument + error) + value.abs() * 3 * U
-    # What is subnormal in float32 may be 0: erfc, gelu and the product.
+    # Subnormal float32 numbers may be 0: erfc, gelu and the product.
     smallest = torch.finfo(torch.float32).smallest_normal * (1 + up.abs() + (gate * up).abs())
     return rounding_error(value, torch.bfloat16) * (1 + 2**-8) + inside + smallest
 
@@ -135,17 +126,13 @@ CANCELING_GELU = ErrorBound(
 
 
 def gelu_tanh_bound(expected: Expected, error: torch.Tensor | float) -> torch.Tensor:
-    """One bf16 rounding of (gate * share) * up in float32, whose argument z is rounded five times.
-
-    Args:
-        expected: from `gelu_tanh_oracle`.
-        error: absolute error that the share has besides.
-    """
+    """One bf16 rounding of (gate * share) * up in float32, whose argument z is rounded five times; `error` is the
+    additional absolute error of the share."""
     value, gate, up, share, z = (expected.value, *(expected.parts[name] for name in ("gate", "up", "share", "z")))
     # The derivative of the share, the sigmoid of 2 z, is 2 share (1 - share).
     argument = 5 * U * z.abs() * 2 * share * (1 - share)
     inside = (gate * up).abs() * (argument + error) + value.abs() * 3 * U
-    # What is subnormal in float32 may be 0: the share, gelu and the product.
+    # Subnormal float32 numbers may be 0: the share, gelu and the product.
     smallest = torch.finfo(torch.float32).smallest_normal * (1 + up.abs() + (gate * up).abs())
     return rounding_error(value, torch.bfloat16) * (1 + 2**-8) + inside + smallest
 
@@ -161,50 +148,13 @@ GELU_TANH = ErrorBound(
     "one bf16 rounding, u = 2^-8, of float32: exp within 2 ulp of an argument rounded 5 times, a sum, a quotient, two "
     "products",
 )
-# tanh.approx.f32 has a relative error of 2^-11 (PTX ISA, "tanh"). What the sum 1 + tanh rounds is at most U.
+# tanh.approx.f32 has a relative error of 2^-11 (PTX ISA, "tanh"). The rounding of the sum 1 + tanh is at most U.
 FAST_GELU_TANH = ErrorBound(
     lambda expected: gelu_tanh_bound(expected, 2**-12 * (2 * expected.parts["share"] - 1).abs() + U),
     "one bf16 rounding, u = 2^-8, of float32: 1 + tanh.approx, within 2^-11 of tanh, of an argument rounded 5 times; "
     "|gate up| 2^-12 remains where 1 + tanh cancels; on average, nearer to tanh than to erf",
     near_miss=to_exact_gelu,
 )
-
-
-def flashinfer_activation(name: str) -> KernelCall:
-    """An adapter of flashinfer.activation.<name>."""
-
-    def run(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-        import flashinfer.activation
-
-        getattr(flashinfer.activation, name)(inputs["gate_up"], out=outputs["output"])
-        return outputs
-
-    return run
-
-
-def sgl_activation(name: str) -> KernelCall:
-    """An adapter of sgl-kernel's op."""
-
-    def run(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-        import sgl_kernel  # noqa: F401
-
-        getattr(torch.ops.sgl_kernel, name).default(outputs["output"], inputs["gate_up"])
-        return outputs
-
-    return run
-
-
-def jit_activation(name: str) -> KernelCall:
-    """An adapter of the function that SGLang compiles by itself, with --use_fast_math on Hopper."""
-
-    def run(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-        import sglang.kernels.ops.activation.activation as activation
-
-        getattr(activation, name)(inputs["gate_up"], outputs["output"])
-        return outputs
-
-    return run
-
 
 # No kernel launches for zero rows: an empty grid is an error in CUDA.
 LAUNCHABLE = {"num_tokens": (1, 1 << 20)}
@@ -214,9 +164,10 @@ def gated_family(
     name: str, oracle: Callable[[Definition, Inputs], dict[str, Expected]], reference: Policy, kernel: Policy
 ) -> Family:
     kernels = (
-        (f"flashinfer.activation.{name}", flashinfer_activation(name)),
-        (f"torch.ops.sgl_kernel.{name}", sgl_activation(name)),
-        (f"sglang.kernels.ops.activation.activation.{name}", jit_activation(name)),
+        (f"flashinfer.activation.{name}", "gate_up out=output"),
+        (f"torch.ops.sgl_kernel.{name}", "output gate_up"),
+        # SGLang compiles this one by itself, with --use_fast_math on Hopper.
+        (f"sglang.kernels.ops.activation.activation.{name}", "gate_up output"),
     )
     return Family(
         name=name,
@@ -227,7 +178,7 @@ def gated_family(
         oracle=oracle,
         compare={"output": reference},
         isolated=("gate_up",),  # kernels ignore strides: see docs/kernel_findings.md
-        kernels=tuple(Kernel(path, call, limits=LAUNCHABLE, compare={"output": kernel}) for path, call in kernels),
+        kernels=tuple(calling(path, text, limits=LAUNCHABLE, compare={"output": kernel}) for path, text in kernels),
     )
 
 

@@ -6,13 +6,13 @@ The kernels are built for DeepSeek-V3's sizes; those of keys also for its 128 he
 from __future__ import annotations
 
 import functools
-import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 
+from flashinfer_trace.families.calls import calling
 from flashinfer_trace.format.definition import Definition
-from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Plan
 from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws
 from flashinfer_trace.harness.plans import Count, RowPlans
 from flashinfer_trace.verdict.compare import Expected
@@ -20,7 +20,6 @@ from flashinfer_trace.verdict.copies import SameBits
 
 #: No kernel launches for zero rows: an empty grid is an error in CUDA.
 LAUNCHABLE = {"num_tokens": (1, 1 << 20)}
-
 
 #: The corners have values at the ends of float16's range, and those that only a copy of bits leaves alone.
 PLAN = RowPlans(
@@ -52,30 +51,12 @@ def oracle(output: str, definition: Definition, inputs: Inputs) -> dict[str, Exp
     return {output: Expected(sources[:, source.flatten()].view(len(first), *source.shape))}
 
 
-def run_keys(module: str, definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    importlib.import_module(module).concat_mla_k(outputs["k"], inputs["k_nope"], inputs["k_rope"])
-    return outputs
-
-
-def run_keys_triton(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    """What SGLang calls for other numbers of heads."""
-    from sglang.kernels.ops.attention.mla_qk_prep import concat_and_cast_mha_k_triton
-
-    concat_and_cast_mha_k_triton(outputs["k"], inputs["k_nope"], inputs["k_rope"])
-    return outputs
-
-
-def run_queries(module: str, definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    return {"q": importlib.import_module(module).concat_mla_absorb_q(inputs["q_nope"], inputs["q_rope"])}
-
-
 #: The modules that have these functions.
 SGL_KERNEL, FLASHINFER, SGLANG_JIT = "sgl_kernel", "flashinfer.concat_ops", "sglang.kernels.ops.attention.concat_mla"
-SGLANG_TRITON = "sglang.kernels.ops.attention.mla_qk_prep"
-
-
-def concat_kernel(name: str, run: Callable[..., Outputs], module: str) -> Kernel:
-    return Kernel(f"{module}.{name}", functools.partial(run, module), limits=LAUNCHABLE)
+#: What SGLang calls for other numbers of heads.
+SGLANG_TRITON = "sglang.kernels.ops.attention.mla_qk_prep.concat_and_cast_mha_k_triton"
+KEYS = (*(f"{module}.concat_mla_k" for module in (SGL_KERNEL, FLASHINFER, SGLANG_JIT)), SGLANG_TRITON)
+QUERIES = tuple(f"{module}.concat_mla_absorb_q" for module in (SGL_KERNEL, SGLANG_JIT))
 
 
 def concat_family(name: str, output: str, twin: Mapping[str, int], kernels: tuple[Kernel, ...]) -> Family:
@@ -97,15 +78,12 @@ FAMILIES = (
         "concat_mla_k",
         "k",
         {"num_heads": 6, "head_dim_nope": 12, "head_dim_kpe": 8, "head_dim_qk": 20},
-        (
-            *(concat_kernel("concat_mla_k", run_keys, where) for where in (SGL_KERNEL, FLASHINFER, SGLANG_JIT)),
-            Kernel(f"{SGLANG_TRITON}.concat_and_cast_mha_k_triton", run_keys_triton, limits=LAUNCHABLE),
-        ),
+        tuple(calling(path, "k k_nope k_rope", limits=LAUNCHABLE) for path in KEYS),
     ),
     concat_family(
         "concat_mla_absorb_q",
         "q",
         {"num_heads": 6, "head_dim_ckv": 12, "head_dim_kpe": 8, "head_dim_q": 20},
-        tuple(concat_kernel("concat_mla_absorb_q", run_queries, where) for where in (SGL_KERNEL, SGLANG_JIT)),
+        tuple(calling(path, "q_nope q_rope", limits=LAUNCHABLE) for path in QUERIES),
     ),
 )

@@ -12,17 +12,17 @@ from flashinfer_trace.families.attention.cases import (
     LOGIT_KINDS,
     PEAKED,
     SCALES,
+    UNUSED_KINDS,
     add_peaks,
     give_signs,
     query_scale,
     softmax_scale,
+    spoil_unused,
     usual_scale,
     value_scale,
 )
-from flashinfer_trace.families.attention.oracle import any_chunks, expected_outputs
-from flashinfer_trace.families.attention.paged import UNUSED_KINDS, spoil_unused
+from flashinfer_trace.families.attention.oracle import Memory, any_chunks, expected_outputs
 from flashinfer_trace.families.attention.policies import LSE, OUTPUT, Rounding, kernel_policies
-from flashinfer_trace.families.attention.tiles import Memory
 from flashinfer_trace.families.mla_paged.inputs import SCALED_DIM
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
@@ -34,7 +34,7 @@ from flashinfer_trace.verdict.compare import Expected
 #: ``one``: each chooses one. In traffic also ``own``: each token is of another request, and chooses topk slots of that
 #: request's pages.
 CHOICES = ("all", "any", "some", "one")
-#: What stands for no slot: -1, as kernels take it, or any other negative number.
+#: Numbers that mean no slot: -1, which kernels accept, or any other negative number.
 NOTHING = (-1, -(2**30))
 #: Tokens of a corner, and how many slots they choose at most, all together: that takes less than a second.
 TOKENS, CHOSEN = 300, 2**16
@@ -117,16 +117,16 @@ def chosen_slots(plan: Plan, slots: int, topk: int, draws: Draws) -> torch.Tenso
     return found.to(torch.int32)
 
 
-def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """Normal queries and caches of the planned kind; slots that nobody chooses are NaN or stale."""
-    axes, kind, sm_scale = definition.const_axes, plan["logits"], softmax_scale(SCALED_DIM, plan["scale"])
-    heads, ckv, kpe, page_size = (axes[axis] for axis in ("num_qo_heads", "head_dim_ckv", "head_dim_kpe", "page_size"))
-    slots = plan["num_pages"] * page_size
-    indices = chosen_slots(plan, slots, axes["topk"], draws)
-    cache = draws.normal((slots, 1, ckv + kpe), torch.bfloat16, value_scale(kind))
+def drawn(
+    plan: Plan, draws: Draws, heads: int, dim: int, slots: int, indices: torch.Tensor, sm_scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Normal queries [num_tokens, heads, dim] and keys [slots, dim] of the planned kind; slots that nobody chooses are
+    NaN or stale."""
+    kind = plan["logits"]
+    cache = draws.normal((slots, 1, dim), torch.bfloat16, value_scale(kind))
     if kind == "positive":
         cache.abs_()
-    q = draws.normal([plan["num_tokens"], heads, ckv + kpe], scale=query_scale(kind))
+    q = draws.normal([plan["num_tokens"], heads, dim], scale=query_scale(kind))
     give_signs(kind, q, cache)
     if kind in PEAKED:
         counts = (indices >= 0).sum(dim=1).tolist()
@@ -134,8 +134,16 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     used = torch.zeros(slots, 1, dtype=torch.bool, device=draws.device)
     used[indices[indices >= 0].long()] = True
     spoil_unused(cache, used, plan["unused"])
-    cache = cache.view(plan["num_pages"], page_size, ckv + kpe)
-    q = q.to(torch.bfloat16)
+    return q.to(torch.bfloat16), cache.squeeze(1)
+
+
+def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+    axes, sm_scale = definition.const_axes, softmax_scale(SCALED_DIM, plan["scale"])
+    heads, ckv, kpe, page_size = (axes[axis] for axis in ("num_qo_heads", "head_dim_ckv", "head_dim_kpe", "page_size"))
+    slots = plan["num_pages"] * page_size
+    indices = chosen_slots(plan, slots, axes["topk"], draws)
+    q, keys = drawn(plan, draws, heads, ckv + kpe, slots, indices, sm_scale)
+    cache = keys.view(plan["num_pages"], page_size, ckv + kpe)
     return {
         "q_nope": q[..., :ckv].contiguous(),
         "q_pe": q[..., ckv:].contiguous(),
@@ -152,18 +160,18 @@ def keys_of(inputs: Inputs) -> torch.Tensor:
 
 
 def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """Every token is a request with one query, whose keys are the slots that it chose."""
-    indices = inputs["sparse_indices"].long()
-    front = indices.gather(1, (indices < 0).int().argsort(dim=1, stable=True))
-    memory = Memory(
-        keys_of(inputs),
-        inputs["ckv_cache"].flatten(0, 1).unsqueeze(1),
-        list(range(len(indices) + 1)),
-        (indices >= 0).sum(dim=1).tolist(),
-        lambda request, position: front[request, position],
-    )
+    memory = chosen_memory(inputs["sparse_indices"], keys_of(inputs), inputs["ckv_cache"].flatten(0, 1).unsqueeze(1))
     queries = torch.cat((inputs["q_nope"], inputs["q_pe"]), dim=-1)
     return expected_outputs(queries, memory, inputs["sm_scale"], False, any_chunks())
+
+
+def chosen_memory(sparse_indices: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> Memory:
+    """Every token is a request with one query, whose keys are the slots that it chose."""
+    indices = sparse_indices.long()
+    front = indices.gather(1, (indices < 0).int().argsort(dim=1, stable=True))
+    counts = (indices >= 0).sum(dim=1).tolist()
+    offsets = list(range(len(indices) + 1))
+    return Memory(keys, values, offsets, counts, lambda request, position: front[request, position])
 
 
 def run_flash_mla(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:

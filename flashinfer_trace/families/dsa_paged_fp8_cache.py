@@ -15,6 +15,7 @@ import torch
 from flashinfer_trace.families import dsa_paged
 from flashinfer_trace.families.attention.cases import (
     PEAKED,
+    UNUSED_KINDS,
     add_peaks,
     give_signs,
     query_scale,
@@ -22,11 +23,16 @@ from flashinfer_trace.families.attention.cases import (
     usual_scale,
     value_scale,
 )
-from flashinfer_trace.families.attention.oracle import any_chunks, expected_outputs
-from flashinfer_trace.families.attention.paged import UNUSED_KINDS
-from flashinfer_trace.families.attention.policies import LSE, OUTPUT, Rounding, kernel_policies
-from flashinfer_trace.families.attention.rounding import BFLOAT16, HIGHER_ORDERS, LOG2_E
-from flashinfer_trace.families.attention.tiles import Memory
+from flashinfer_trace.families.attention.oracle import Memory, any_chunks, expected_outputs
+from flashinfer_trace.families.attention.policies import (
+    BFLOAT16,
+    HIGHER_ORDERS,
+    LOG2_E,
+    LSE,
+    OUTPUT,
+    Rounding,
+    kernel_policies,
+)
 from flashinfer_trace.families.mla_paged.inputs import SCALED_DIM
 from flashinfer_trace.families.quantized import E4M3_MAX
 from flashinfer_trace.format.definition import Definition
@@ -76,7 +82,7 @@ def keys_of(definition: Definition, rows: torch.Tensor) -> torch.Tensor:
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """As for a cache in bfloat16, whose keys are quantized; groups differ in size, so that no two scales are alike."""
+    """As for a cache in bfloat16, with quantized keys. Groups differ in magnitude, so no two scales are alike."""
     axes, kind, sm_scale = definition.const_axes, plan["logits"], softmax_scale(SCALED_DIM, plan["scale"])
     heads, ckv, kpe, page_size = (axes[axis] for axis in ("num_qo_heads", "head_dim_ckv", "head_dim_kpe", "page_size"))
     slots, groups = plan["num_pages"] * page_size, axes["num_groups"]
@@ -112,7 +118,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     """Every token is a request with one query, whose keys are the slots that it chose.
 
-    The parts have ``dequantized`` besides: bounds on what rounding the scales and the products does.
+    The parts also have ``dequantized``: bounds on the effect of rounding the scales and the products.
     """
     axes, indices = definition.const_axes, inputs["sparse_indices"].long()
     front = indices.gather(1, (indices < 0).int().argsort(dim=1, stable=True))
@@ -145,11 +151,11 @@ def together(bounds: Sequence[Mapping[str, torch.Tensor]], name: str, value: tor
 def dequantization(
     groups: int, ckv: int, queries: torch.Tensor, keys: torch.Tensor, slots: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """What rounding does to the outputs of some tokens: that of a code, and that of a scale, which a group shares.
+    """The effect of rounding on the outputs of some tokens: of each code, and of the scale that a group shares.
 
     Errors e_j of the logits are sums of the products' errors; they move the lse by sum p e, and an output o by
     sum p e (v - o). Rounded values move it by sum p |v|, twice 2^-8 of it at most. All are independent but for a scale.
-    Heads and tokens share keys, so that what moves outputs along themselves is added up row by row.
+    Heads and tokens share keys, so the changes of outputs along themselves are added up row by row.
 
     Args:
         queries: scaled, float64 [tokens, heads, dim].

@@ -1,6 +1,6 @@
 """Gated delta nets: gates, and the recurrence one token at a time.
 
-What the kernels do, from the sources of SGLang 0.5.23 and FlashInfer 0.7.2:
+The kernels work as follows, from the sources of SGLang 0.5.23 and FlashInfer 0.7.2:
 
 - All of them compute in float32, with ex2.approx, and softplus as log(1 + exp(x)): where exp(x) is below 2^-24 nothing
   remains of it, an absolute error of the logarithm.
@@ -23,7 +23,7 @@ from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.faults import with_inputs
 from flashinfer_trace.harness.inputs import Draws
-from flashinfer_trace.harness.plans import FLAG, Count, RowPlans
+from flashinfer_trace.harness.plans import FLAG, SPREAD, Count, RowPlans
 from flashinfer_trace.verdict.compare import ErrorBound, Expected, rounding_error, summation_error, unit_roundoff
 
 U = unit_roundoff(torch.float32)
@@ -31,9 +31,9 @@ BF16 = unit_roundoff(torch.bfloat16)
 #: Float32 results below this may be flushed to zero.
 SMALLEST = torch.finfo(torch.float32).smallest_normal
 #: Elements of queries, keys and values. ``tiny`` keys have a norm of the size of the root of epsilon.
-VALUES = ("normal", "tiny", "large", "integers")
+VALUES = ("normal", "tiny", "large", "integers", SPREAD)
 #: Decays: ``usual``, from 1e-8 to nearly 1; ``keep``: from 0.99 to 1 - 1e-7; ``forget``: below 1e-9, many 0 in float32.
-#: Where a kernel takes no fast ones, ``slow``: a usual decay at a rate of at most 1.
+#: Where a kernel takes no fast ones, ``slow``: a usual decay at a rate of at most one half.
 DECAYS = ("usual", "keep", "forget")
 #: Strengths of the update: ``usual``, around one half; 0 and 1 up to 1e-8, as sigmoids saturate; ``mixed``: all.
 BETAS = ("usual", "zero", "one", "mixed")
@@ -68,7 +68,7 @@ def gate_inputs(definition: Definition, plan: Plan, rows: list[int], draws: Draw
     dt_bias also for each feature of the keys, where the Definition has them so."""
     heads = definition.const_axes["num_v_heads"]
     features = [heads, *(definition.const_axes[axis] for axis in (definition.inputs["dt_bias"].shape or ())[1:])]
-    least, most = {"forget": (0.0, 2.75), "slow": (-4.0, 0.0)}.get(plan["decay"], (-4.0, 2.75))
+    least, most = {"forget": (0.0, 2.75), "slow": (-4.0, -0.7)}.get(plan["decay"], (-4.0, 2.75))
     rate = draws.uniform([heads], least, most)
     a = draws.normal([*rows, *features], scale=2.0)
     a = a + {"keep": -8.0, "forget": 30.0}.get(plan["decay"], 0.0)
@@ -143,7 +143,7 @@ class Step:
 def step(
     state: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gates: Gates, scale: float, norm: float
 ) -> Step:
-    """decay S (I - beta k k^T) + beta v k^T term by term, and what each rounding of float32 makes of it.
+    """``decay S (I - beta k k^T) + beta v k^T`` term by term, and the effect of each float32 rounding on it.
 
     Args:
         state: [rows, heads, d_v, d_k].
@@ -155,7 +155,8 @@ def step(
     logs, errors = (x.unsqueeze(-2) if x.ndim == 3 else x[..., None, None] for x in (gates.log_decay, gates.log_error))
     decay, of_decay = logs.exp(), errors + U * (2 * logs.abs() + 5)
     kept = state * decay
-    kept_error = kept.abs() * of_decay + SMALLEST
+    # A decay below 2^-126 is flushed to 0, and takes the state along; so may each result be.
+    kept_error = kept.abs() * of_decay + (state.abs() + 1) * SMALLEST
     found, terms = (kept @ k.unsqueeze(-1))[..., 0], (kept.abs() @ k.abs().unsqueeze(-1))[..., 0]
     found_error = summation_error(terms, size) + (kept_error @ k.abs().unsqueeze(-1))[..., 0] + terms * (norm + U)
     change = beta * (v - found)
@@ -272,8 +273,8 @@ def state_bound(of_beta: float, expected: Expected) -> torch.Tensor:
 
 
 STEP = (
-    "float32: a decay whose logarithm is rounded, |S| (|g| 2^-23 + ...); sums over d_k features; beta |v - S k| |k|, "
-    "each factor rounded a few times"
+    "float32: a decay whose logarithm is rounded, |S| (|g| 2^-23 + ...), or that is flushed to 0, |S| 2^-126; sums "
+    "over d_k features; beta |v - S k| |k|, each factor rounded a few times"
 )
 OUTPUT = ErrorBound(functools.partial(output_bound, 0.0), f"one bf16 rounding, u = 2^-8, of a step in {STEP}")
 STATE = ErrorBound(functools.partial(state_bound, 0.0), STEP)
@@ -308,9 +309,15 @@ def run_gating(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outp
     return {"g": g[0], "beta": beta[0]}
 
 
+def dense(inputs: Inputs) -> Inputs:
+    """For kernels that take no strides, or whose callers make tensors dense."""
+    return {name: x.contiguous() if isinstance(x, torch.Tensor) else x for name, x in inputs.items()}
+
+
 def run_flashinfer_decode(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     from flashinfer.gdn_decode import gated_delta_rule_decode_pretranspose
 
+    inputs = dense(inputs)
     named = {name: inputs[name] for name in ("q", "k", "v", "state", "A_log", "a", "dt_bias", "b", "scale")}
     output, state = gated_delta_rule_decode_pretranspose(**named, output=outputs["output"], use_qk_l2norm=False)
     return {"output": output, "new_state": state}
@@ -388,6 +395,7 @@ def run_packed(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outp
 def run_flashinfer_pool(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     from flashinfer.gdn_decode import gated_delta_rule_decode_pretranspose
 
+    inputs = dense(inputs)
     q, k, v = (x.unsqueeze(1).contiguous() for x in split_heads(definition, inputs))
     output, state = gated_delta_rule_decode_pretranspose(
         q=q,
@@ -441,6 +449,9 @@ POOL_PLAN = RowPlans(
     fit=lambda request, plan: {**plan, "pool_size": max(plan["pool_size"], plan["batch_size"])},
     many_rows=300,
 )
+#: Slices of what projections give, and slots of states that are parts of larger pages.
+ROWS_OF_TOKENS = ("q", "k", "v", "a", "b", "state")
+PACKED_ROWS = ("mixed_qkv", "a", "b", "state")
 SWAPPED = with_inputs("decays of two heads exchanged", swapped_heads)
 UPDATE = "sglang.kernels.ops.attention.linear.fused_sigmoid_gating_recurrent.fused_sigmoid_gating_delta_rule_update"
 PACKED = "sglang.kernels.ops.attention.fla.fused_recurrent.fused_recurrent_gated_delta_rule_packed_decode"
@@ -473,6 +484,8 @@ FAMILIES = (
                 compare={"beta": BF16_BETA},
             ),
         ),
+        strided=("a", "b"),
+        isolated=("a", "b"),
         faults=(SWAPPED,),
     ),
     Family(
@@ -493,6 +506,8 @@ FAMILIES = (
             Kernel(FLASHINFER, run_flashinfer_decode, limits=LAUNCHABLE, in_place=("state",)),
             Kernel(UPDATE, run_update, limits=LAUNCHABLE, in_place=("state",)),
         ),
+        strided=ROWS_OF_TOKENS,
+        isolated=ROWS_OF_TOKENS,
         faults=(SWAPPED,),
     ),
     Family(
@@ -520,6 +535,7 @@ FAMILIES = (
             ),
             Kernel(FLASHINFER, run_flashinfer_pool, limits=LAUNCHABLE, in_place=("state",)),
         ),
+        strided=PACKED_ROWS,
         faults=(SWAPPED,),
     ),
 )

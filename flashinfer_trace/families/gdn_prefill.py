@@ -9,7 +9,12 @@ with cumulative logarithms c of the decays, and D_ts = exp(c_t - c_s),
     S' = exp(c_last) S + sum over s of exp(c_last - c_s) u_s k_s^T.
 
 Both kernels round every operand of a product to bf16: T, A, beta V, beta exp(c) K, their products with A, S, u, the
-scores, and decayed keys or queries (SGLang 0.5.23: fla/chunk*.py and wy_fast.py; FlashInfer 0.7.2 inverts in fp16).
+scores, and decayed keys or queries (SGLang 0.5.23: fla/chunk*.py and wy_fast.py). FlashInfer 0.7.2 (delta_rule_sm90.py)
+adds 1e-10 to each decay before it takes the logarithm, and keeps T and A in fp16, which has absolute errors of 2^-25
+below 2^-14.
+
+Neither takes a sequence without tokens (findings/kernels.json): SGLang's takes the tokens after it for those of another
+one, and FlashInfer's leaves its state unwritten.
 """
 
 from __future__ import annotations
@@ -29,6 +34,7 @@ from flashinfer_trace.families.gdn import (
     STEP,
     SWAPPED,
     Gates,
+    dense,
     gate_inputs,
     gates_of,
     per_value_head,
@@ -44,10 +50,27 @@ from flashinfer_trace.verdict.compare import CONFIDENCE, ErrorBound, Expected, r
 U, BF16 = unit_roundoff(torch.float32), unit_roundoff(torch.bfloat16)
 #: Tokens that kernels compute at once.
 CHUNK = 64
-#: ``equal``: all keys of a head are nearly the same, so that each token corrects what the one before wrote.
+#: ``equal``: all keys of a head are nearly the same, so each token corrects what the one before wrote.
 KEYS = ("apart", "equal")
-#: Of queries and keys: their squares add up to less than 2, so that no factor 1 - beta k k^T makes errors larger.
+#: What FlashInfer adds to a decay, and the absolute error of small numbers in fp16.
+ADDED, HALF = 1e-10, 2.0**-25
+#: Of queries and keys: their squares add up to less than 2, so no factor 1 - beta k k^T makes errors larger.
 NORM = 0.8
+
+
+@dataclass(frozen=True)
+class PrefillOptions:
+    """What plans may draw for a kernel: sequences without tokens, decays of any speed, and states that are not 0."""
+
+    empty: bool = True
+    fast: bool = True
+    states: bool = True
+
+
+#: Slices of what projections give. The kernels of gated delta nets make them dense, or take dense ones.
+ROWS = ("q", "k", "v", "a", "b")
+#: The inputs that kernels of chunks accept.
+SOME_TOKENS = PrefillOptions(empty=False)
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
@@ -74,7 +97,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 def lengths(request: PlanRequest) -> st.SearchStrategy[list[int]]:
     """Lengths of sequences, also of none, and none at all where a kernel takes that."""
     least, most = request.limits.get("num_seqs", (0, 8))
-    length = sizes(0, 600 if request.large else 80)
+    length = sizes(int(not request.options_of(PrefillOptions).empty), 600 if request.large else 80)
     return st.lists(length, min_size=least, max_size=min(most, 5)).filter(lambda found: sum(found) >= least)
 
 
@@ -87,14 +110,17 @@ def usual_lengths(definition: Definition, axes: Mapping[str, int]) -> list[int]:
 
 @dataclass(frozen=True)
 class Sequence:
-    """One sequence in float64, with errors: of a recurrence in float32, and variances of chunks, in units of bf16."""
+    """One sequence in float64, with errors: of a recurrence in float32, variances of chunks, in units of bf16 and of
+    `HALF` [2, ...], and what `ADDED` to each decay moves."""
 
     outputs: list[torch.Tensor]
     output_errors: list[torch.Tensor]
     output_variances: list[torch.Tensor]
+    outputs_added: list[torch.Tensor]
     state: torch.Tensor
     state_error: torch.Tensor
     state_variance: torch.Tensor
+    state_added: torch.Tensor
 
 
 def one(x: Gates, token: int) -> Gates:
@@ -104,8 +130,8 @@ def one(x: Gates, token: int) -> Gates:
 def sequence(
     state: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gates: Gates, scale: float
 ) -> Sequence:
-    """Token by token. An error of the state passes through decay (1 - beta k k^T), which makes its norm over the key's
-    features no larger, but for the decay; so it is followed as one number for each value feature.
+    """Token by token. An error of the state passes through ``decay (1 - beta k k^T)``. Apart
+    from the decay, this does not increase its norm over the key's features. So one number per value feature tracks it.
 
     Args:
         state: [heads, d_v, d_k].
@@ -114,9 +140,10 @@ def sequence(
     outputs: list[torch.Tensor] = []
     errors: list[torch.Tensor] = []
     variances: list[torch.Tensor] = []
+    of_added: list[torch.Tensor] = []
     state_error = torch.zeros_like(state)
-    carried = spread = torch.zeros_like(state[..., 0])
-    variance = torch.zeros_like(state)
+    carried = added_to = torch.zeros_like(state[..., 0])
+    variance, spread = state.new_zeros(2, *state.shape), state.new_zeros(2, *state.shape[:-1])
     for first in range(0, len(q), CHUNK):
         begin, changes = state, []
         for token in range(first, min(first + CHUNK, len(q))):
@@ -124,19 +151,23 @@ def sequence(
             decay = (logs if logs.ndim == 1 else logs.amax(-1)).exp().unsqueeze(-1)
             row = slice(token, token + 1)
             done = step(state.unsqueeze(0), q[row], k[row], v[row], one(gates, token), scale, 0.0)
+            added_to = (decay + ADDED) * added_to + ADDED * state.norm(dim=-1)
             state, before = done.state[0], decay * carried
             state_error = before.unsqueeze(-1) + done.state_error[0]
             carried = before + done.state_error[0].norm(dim=-1)
             changes.append(done.change[0])
             outputs.append(done.output[0])
-            errors.append(done.output_error[0] + abs(scale) * q[token].norm(dim=-1, keepdim=True) * before)
+            reads = abs(scale) * q[token].norm(dim=-1, keepdim=True)
+            errors.append(done.output_error[0] + reads * before)
+            of_added.append(reads * added_to)
         here = slice(first, first + len(changes))
         found, added, remains = of_chunk(
             begin, spread, q[here], k[here], v[here], torch.stack(changes), gates, here, scale
         )
         variances.extend(found)
         variance, spread = added + remains.unsqueeze(-1), added.sum(-1) + remains
-    return Sequence(outputs, errors, variances, state, state_error, variance)
+    moved = added_to.unsqueeze(-1).expand_as(state)
+    return Sequence(outputs, errors, variances, of_added, state, state_error, variance, moved)
 
 
 def of_chunk(
@@ -150,15 +181,17 @@ def of_chunk(
     here: slice,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The variances of a chunk's outputs [tokens, heads, d_v], of what it adds to the state, and of what remains there
-    of `carried` [heads, d_v], where each operand of a product has an independent relative error of 1."""
+    """The variances of a chunk's outputs [tokens, 2, heads, d_v], of its addition to the state, and of the remainder
+    there of `carried` [2, heads, d_v]: first where each operand of a product has an independent relative error of 1,
+    then where each element of T and A has an absolute one of 1."""
     q, k, v, u = (x.transpose(0, 1) for x in (q, k, v, changes))  # heads first
     logs, beta = gates.log_decay[here], gates.beta[here].T.unsqueeze(-1)
     c = (logs if logs.ndim == 3 else logs.unsqueeze(-1)).cumsum(0).transpose(0, 1)  # [heads, tokens, d_k or 1]
     lower = torch.ones(c.shape[1], c.shape[1], dtype=torch.float64, device=c.device).tril()
     products, of_products = weighted(k, k, c, lower.tril(-1))
     products, of_products = beta * products, beta.square() * of_products
-    inverse = torch.linalg.inv(torch.eye(len(lower), dtype=torch.float64, device=c.device) + products)
+    one = torch.eye(len(lower), dtype=torch.float64, device=c.device)
+    inverse = torch.linalg.inv(one + products)
     from_state = c.exp()
     keys, values = beta * from_state * k, beta * v
     square, inverse2, states2 = u.square(), inverse.square(), state.square().mT
@@ -166,14 +199,16 @@ def of_chunk(
     sources = 2 * values.square() + (keys @ state.mT).square() + keys.square() @ states2 + of_products @ square
     # A's products, rounded; the state, rounded; the change, rounded.
     of_change = inverse2 @ sources + (inverse @ values).square() + 2 * (inverse @ keys).square() @ states2 + square
+    absolute = inverse2 @ (lower.tril(-1) @ square) + lower @ ((one + products) @ u).square()
+    both, nothing = torch.stack((of_change, absolute)), torch.zeros_like(square)
     scores, of_scores = weighted(q, k, c, lower)
     queries2 = (from_state * q).square()
-    output = 2 * queries2 @ states2 + queries2.sum(-1, keepdim=True) * carried.unsqueeze(-2)
-    output = scale**2 * (output + scores.square() @ of_change + of_scores @ square)
+    own = torch.stack((2 * queries2 @ states2 + of_scores @ square, nothing))
+    output = own + queries2.sum(-1, keepdim=True) * carried.unsqueeze(-2) + scores.square() @ both
     to_last = (c[:, -1:] - c).exp() * k
-    last = (of_change + square).mT @ to_last.square()
+    last = (both + torch.stack((square, nothing))).mT @ to_last.square()
     remains = c[:, -1].amax(-1, keepdim=True).exp().square() * carried
-    return output.transpose(0, 1), last, remains
+    return scale**2 * output.permute(2, 0, 1, 3), last, remains
 
 
 def weighted(
@@ -207,11 +242,14 @@ def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     def last(of: str) -> torch.Tensor:
         return torch.stack([getattr(each, of) for each in found]) if found else states
 
-    output = {"error": tokens("output_errors"), "variance": tokens("output_variances")}
-    return {
-        "output": Expected(tokens("outputs"), output),
-        "new_state": Expected(last("state"), {"error": last("state_error"), "variance": last("state_variance")}),
-    }
+    def parts(error: torch.Tensor, variance: torch.Tensor, added: torch.Tensor) -> dict[str, torch.Tensor]:
+        relative, absolute = variance.unbind(1) if variance.ndim > error.ndim else (error, error)
+        # Twice the added number: chunks also round it.
+        return {"error": error, "variance": relative, "floor": CONFIDENCE * HALF * absolute.sqrt() + 2 * added}
+
+    output = parts(tokens("output_errors"), tokens("output_variances"), tokens("outputs_added"))
+    state_parts = parts(last("state_error"), last("state_variance"), last("state_added"))
+    return {"output": Expected(tokens("outputs"), output), "new_state": Expected(last("state"), state_parts)}
 
 
 def rounded(expected: Expected) -> torch.Tensor:
@@ -219,18 +257,28 @@ def rounded(expected: Expected) -> torch.Tensor:
 
 
 def of_chunks(expected: Expected) -> torch.Tensor:
-    """What independent roundings of the operands of products add up to, and what the float32 recurrence rounds."""
+    """The sum of independent roundings of the operands of products, and the error of the float32 recurrence."""
     return CONFIDENCE * BF16 * expected.parts["variance"].sqrt() + 8 * expected.parts["error"]
 
 
+def with_floor(expected: Expected) -> torch.Tensor:
+    """The same, and what FlashInfer adds to decays, and loses in fp16."""
+    return of_chunks(expected) + expected.parts["floor"]
+
+
 def gain(expected: Expected) -> float:
-    """What these roundings, which are independent, add up to along the output, over its square; and the float32 sums,
-    which are not."""
+    """The sum of these independent roundings along the output, over its square; and that of the float32 sums, whose
+    roundings are not independent."""
     size = float(expected.value.square().sum())
     if not size:
         return 0.0
     along = (expected.parts["variance"].sqrt() * expected.value.abs()).sum(-1)
     return CONFIDENCE * BF16 * float(along.norm()) / size + 64 * U
+
+
+def gain_with_floor(expected: Expected) -> float:
+    size = float(expected.value.square().sum())
+    return gain(expected) + float((expected.parts["floor"] * expected.value.abs()).sum()) / size if size else 0.0
 
 
 RECURRENCE = f"each step in {STEP}; errors of states pass on by no more than the decay"
@@ -270,6 +318,7 @@ def gates_for(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
 def run_flashinfer(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     from flashinfer.gdn_prefill import chunk_gated_delta_rule
 
+    inputs = dense(inputs)
     log_decay, beta = gates_for(inputs)
     named = {name: inputs[name] for name in ("q", "k", "v", "cu_seqlens", "scale")}
     output, state = chunk_gated_delta_rule(
@@ -287,13 +336,15 @@ def run_flashinfer(definition: Definition, inputs: Inputs, outputs: Outputs) -> 
 
 def corners(request: PlanRequest) -> list[Plan]:
     """Chunks of one token and of 65, sequences without tokens, decays and betas at either end, and equal keys."""
+    options = request.options_of(PrefillOptions)
+    empty, fast = [0] * options.empty, {"decay": "forget"} if options.fast else {}
     return [
         {"seq_lens": [1]},
         {"seq_lens": [CHUNK + 1], "decay": "keep"},
-        {"seq_lens": [3, 0, CHUNK + 3], "keys": "equal", "beta": "mixed"},
-        {"seq_lens": [CHUNK + 1, CHUNK + 1], "decay": "forget"},
+        {"seq_lens": [3, *empty, CHUNK + 3], "keys": "equal", "beta": "mixed"},
+        {"seq_lens": [CHUNK + 1, CHUNK + 1], **fast},
         {"seq_lens": [CHUNK], "decay": "keep", "beta": "one", "keys": "equal"},
-        {"seq_lens": [0, 4, 5], "beta": "zero"},
+        {"seq_lens": [*empty, 4, 5], "beta": "zero"},
         {"seq_lens": [2, 7], "state": "zero"},
     ]
 
@@ -311,6 +362,16 @@ BY_CHUNKS = {
         lambda expected: rounded(expected) + of_chunks(expected), f"one bf16 rounding of {CHUNKS}", gain
     ),
     "new_state": ErrorBound(of_chunks, CHUNKS, gain),
+}
+IN_HALF = (
+    f"{CHUNKS}; 1e-10 is added to each decay, which moves a state by 1e-10 of the one before; elements of T and of its "
+    "inverse are 2^-25 off in fp16, in quadrature"
+)
+WITH_FLOOR = {
+    "output": ErrorBound(
+        lambda expected: rounded(expected) + with_floor(expected), f"one bf16 rounding of {IN_HALF}", gain_with_floor
+    ),
+    "new_state": ErrorBound(with_floor, IN_HALF, gain_with_floor),
 }
 
 FAMILIES = (
@@ -339,13 +400,19 @@ FAMILIES = (
                 "sglang.kernels.ops.attention.fla.chunk.chunk_gated_delta_rule",
                 run_sglang,
                 limits=LAUNCHABLE,
+                plan_options=SOME_TOKENS,
                 in_place=("state",),
                 compare=BY_CHUNKS,
             ),
             Kernel(
-                "flashinfer.gdn_prefill.chunk_gated_delta_rule", run_flashinfer, limits=LAUNCHABLE, compare=BY_CHUNKS
+                "flashinfer.gdn_prefill.chunk_gated_delta_rule",
+                run_flashinfer,
+                limits=LAUNCHABLE,
+                plan_options=SOME_TOKENS,
+                compare=WITH_FLOOR,
             ),
         ),
+        strided=ROWS,
         faults=(SWAPPED,),
     ),
 )

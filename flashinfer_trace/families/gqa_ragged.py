@@ -17,7 +17,7 @@ def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     return expected_of_variant(definition, inputs, memory(inputs), True)
 
 
-#: Three query heads per group, so that h // 3, h % 2 and h // 2 differ.
+#: Three query heads per group, so h // 3, h % 2 and h // 2 differ.
 PLAIN = ragged_family("gqa_ragged_prefill_causal", "gqa_ragged", {"num_qo_heads": 6, "num_kv_heads": 2, "head_dim": 64})
 FAMILIES = (
     PLAIN,

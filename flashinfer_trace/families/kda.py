@@ -1,6 +1,6 @@
 """Kimi delta attention: a gated delta net whose decay differs for each feature of the keys (see `gdn`).
 
-What the kernels do, from the sources of SGLang 0.5.23: both compute in float32 and keep beta there. The packed decode
+From the source of SGLang 0.5.23: both kernels compute in float32 and keep beta there. The packed decode
 gives sequences with a negative slot an output of 0; the decode of separate tensors starts from a state of zeros there,
 so it is given no such slots.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 from flashinfer_trace.families.gdn import (
     LAUNCHABLE,
     OUTPUT,
+    PACKED_ROWS,
     POOL_PLAN,
     STATE,
     SWAPPED,
@@ -70,6 +71,7 @@ FAMILIES = (
                 in_place=("state",),
             ),
         ),
+        strided=PACKED_ROWS,
         faults=(SWAPPED,),
     ),
 )

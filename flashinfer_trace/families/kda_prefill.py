@@ -2,55 +2,35 @@
 
 SGLang's kernels (0.5.23, fla/kda.py and fla/chunk_intra.py) compute 64 tokens at once. Within 16 tokens they multiply
 queries by the decay since the first one, and keys by its reciprocal, and clamp both to 2^-126 and 2^126: where features
-decay by more within 16 tokens, what is left of the others is wrong. So they are given slow decays only.
+decay by more within 16 tokens, what is left of the others is wrong (findings/kernels.json). So they are given
+slow decays only, and no sequence without tokens (see `gdn_prefill`).
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 
 from flashinfer_trace.families.gdn import BETAS, DECAYS, SCALES, SWAPPED
 from flashinfer_trace.families.gdn_prefill import (
     BY_CHUNKS,
-    CHUNK,
     KEYS,
     LAUNCHABLE,
     RECURRENT,
+    ROWS,
+    PrefillOptions,
+    corners,
     lengths,
     make_inputs,
     usual_lengths,
 )
 from flashinfer_trace.families.gdn_prefill import oracle as oracle
 from flashinfer_trace.format.definition import Definition
-from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, PlanRequest
 from flashinfer_trace.harness.plans import Drawn, RowPlans
 
 
-@dataclass(frozen=True)
-class DecayOptions:
-    """What plans may draw for a kernel: decays of any speed."""
-
-    fast: bool = True
-
-
 def decays(request: PlanRequest) -> tuple[str, ...]:
-    return ("slow", *DECAYS) if request.options_of(DecayOptions).fast else ("slow", "keep")
-
-
-def corners(request: PlanRequest) -> list[Plan]:
-    """Chunks of one token and of 65, sequences without tokens, decays and betas at either end, and equal keys."""
-    fast = {"decay": "forget"} if request.options_of(DecayOptions).fast else {}
-    return [
-        {"seq_lens": [1]},
-        {"seq_lens": [CHUNK + 1], "decay": "keep"},
-        {"seq_lens": [3, 0, CHUNK + 3], "keys": "equal", "beta": "mixed"},
-        {"seq_lens": [CHUNK + 1, CHUNK + 1], **fast},
-        {"seq_lens": [CHUNK], "decay": "keep", "beta": "one", "keys": "equal"},
-        {"seq_lens": [0, 4, 5], "beta": "zero"},
-        {"seq_lens": [2, 7], "state": "zero"},
-    ]
+    return ("slow", *DECAYS) if request.options_of(PrefillOptions).fast else ("slow", "keep")
 
 
 def run_sglang(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
@@ -58,8 +38,8 @@ def run_sglang(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outp
 
     sequences = len(inputs["state"])
     output: torch.Tensor = chunk_kda(
-        q=inputs["q"].unsqueeze(0),
-        k=inputs["k"].unsqueeze(0),
+        q=inputs["q"].contiguous().unsqueeze(0),
+        k=inputs["k"].contiguous().unsqueeze(0),
         v=inputs["v"].clone().unsqueeze(0),  # the output is written over it
         g=inputs["a"].unsqueeze(0),
         beta=inputs["b"].unsqueeze(0),
@@ -99,11 +79,12 @@ FAMILIES = (
                 "sglang.kernels.ops.attention.fla.kda.chunk_kda",
                 run_sglang,
                 limits=LAUNCHABLE,
-                plan_options=DecayOptions(fast=False),
+                plan_options=PrefillOptions(empty=False, fast=False),
                 in_place=("state",),
                 compare=BY_CHUNKS,
             ),
         ),
+        strided=ROWS,
         faults=(SWAPPED,),
     ),
 )

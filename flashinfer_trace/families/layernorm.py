@@ -7,9 +7,10 @@ import math
 
 import torch
 
+from flashinfer_trace.families.calls import calling
 from flashinfer_trace.families.rmsnorm import LARGEST_SUM, weights
 from flashinfer_trace.format.definition import Definition
-from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
+from flashinfer_trace.harness.family import Family, Inputs, Plan
 from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws
 from flashinfer_trace.harness.plans import Count, RowPlans
 from flashinfer_trace.verdict.compare import ErrorBound, Expected, rounding_error, summation_error, unit_roundoff
@@ -23,12 +24,10 @@ ROUNDINGS = 5 / 2 + 4 + 3
 #: Standard deviation of the offsets of whole rows, which can make means many times as large as deviations.
 OFFSETS = (0.0, 0.0, 30.0)
 
-
-#: Weights and biases of corners. Every row of `raised` activations has a mean of RAISED, beside which float32 loses the
-#: variance in mean(x^2) - mean(x)^2; flashinfer's kernel sums squared deviations, so that it has this corner too.
+#: Weights and biases of corners. Every row of `raised` activations has a mean of RAISED, and float32 then loses the
+#: variance in mean(x^2) - mean(x)^2; flashinfer's kernel sums squared deviations, so it has this corner too.
 CORNER_WEIGHTS = {"huge": 1e5, "minute": 1e-6, "vast": 1.0, "raised": 1.0}
 RAISED = 1000.0
-
 
 PLAN = RowPlans(
     {"batch_size": Count(40, 4096)},
@@ -38,10 +37,10 @@ PLAN = RowPlans(
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """Activations of the planned kind, with an offset added to each row; weights around 1, and biases around 0.
+    """Activations of the planned kind with an offset for each row; weights around 1, biases around 0, larger in
+    corners.
 
-    In corners, weights and biases are that many times as large. Beside `minute` ones, activations are normal; those of
-    every other row are 1000 times smaller, so that their variance is about EPS.
+    With `minute` activations, every other row is 1000 times smaller, so its variance is about EPS.
     """
     hidden_size, kind = definition.const_axes["hidden_size"], plan["values"]
     drawn = "normal" if kind in ("minute", "raised") else kind
@@ -58,11 +57,8 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 
 
 def oracle(eps: float, definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """The norm in float64, from the moments: the variance is mean(x^2) - mean(x)^2.
-
-    Cancellation costs some of the 53 bits: with a mean of 300 deviations, 16 of them. Where the deviation is far below
-    sqrt(eps), as in a row of equal values, the loss is negligible compared with eps.
-    """
+    """The norm in float64, from mean(x^2) - mean(x)^2: 16 of 53 bits cancel at a mean of 300 deviations, and what is
+    lost of deviations far below sqrt(eps) is negligible."""
     x, weight, bias = (inputs[name].double() for name in ("hidden_states", "weight", "bias"))
     n = x.shape[-1]
     mean = torch.einsum("bi->b", x).div(n).unsqueeze(-1)
@@ -88,10 +84,8 @@ def summed_exactly(x: torch.Tensor) -> torch.Tensor:
 
 
 def normalized_bound(expected: Expected) -> torch.Tensor:
-    """Bound on one bf16 rounding of a float32 value, whose mean and variance carry the errors of their sums.
-
-    An error d of the mean moves every deviation by d, but the variance only by d^2, because deviations add up to 0.
-    """
+    """One bf16 rounding of a float32 value. An error d of the mean moves the variance by d^2: deviations add up to
+    0."""
     parts = expected.parts
     moved = summation_error(parts["sum"], parts["length"]) + parts["mean"] * 2 * U  # the division by n may be a product
     relative = (summation_error(torch.ones_like(moved), parts["length"]) + moved.square()) / 2 + ROUNDINGS * U
@@ -106,13 +100,6 @@ NORMALIZED = ErrorBound(
 )
 
 
-def run_flashinfer(eps: float, definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    """Calls the function, which has no argument for the output."""
-    import flashinfer.norm
-
-    return {"output": flashinfer.norm.layernorm(inputs["hidden_states"], inputs["weight"], inputs["bias"], eps)}
-
-
 def norm_family(suffix: str, eps: float) -> Family:
     return Family(
         name=f"layernorm{suffix}",
@@ -124,11 +111,9 @@ def norm_family(suffix: str, eps: float) -> Family:
         compare={"output": NORMALIZED},
         isolated=("hidden_states",),  # its kernel takes no strided ones
         kernels=(
-            Kernel(
-                "flashinfer.norm.layernorm",
-                functools.partial(run_flashinfer, eps),
-                # No kernel can be launched for zero rows, because an empty grid is an error in CUDA.
-                limits={"batch_size": (1, 1 << 20)},
+            # No kernel can be launched for zero rows, because an empty grid is an error in CUDA.
+            calling(
+                "flashinfer.norm.layernorm", f"hidden_states weight bias {eps}", limits={"batch_size": (1, 1 << 20)}
             ),
         ),
     )

@@ -1,6 +1,6 @@
 """Mamba2's state space model, one token at a time.
 
-What the kernels do, from the sources of SGLang 0.5.23 (mamba_ssm.py) and FlashInfer 0.7.2
+The kernels work as follows, from the sources of SGLang 0.5.23 (mamba_ssm.py) and FlashInfer 0.7.2
 (kernel_selective_state_update_stp.cuh):
 
 - Both compute in float32, with softplus as log(1 + exp(x)), and round the state when they store it.
@@ -23,14 +23,14 @@ from flashinfer_trace.families.gdn import softplus_of
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws
-from flashinfer_trace.harness.plans import FLAG, Count, RowPlans
+from flashinfer_trace.harness.plans import FLAG, SPREAD, Count, RowPlans
 from flashinfer_trace.verdict.compare import ErrorBound, Expected, rounding_error, summation_error, unit_roundoff
 
 U = unit_roundoff(torch.float32)
 SMALLEST = torch.finfo(torch.float32).smallest_normal
 #: Elements of x, B and C.
-VALUES = ("normal", "large", "tiny", "integers")
-#: Steps: ``usual``; ``short``, 1e-4 to 1e-3, so that states keep nearly everything; ``long``, about 10, so that they
+VALUES = ("normal", "large", "tiny", "integers", SPREAD)
+#: Steps: ``usual``; ``short``, 1e-4 to 1e-3, so states keep nearly everything; ``long``, about 10, so they
 #: keep nothing.
 STEPS = ("usual", "short", "long")
 
@@ -43,6 +43,11 @@ class StateOptions:
     features: bool = True
 
 
+def far_steps(plan: Plan) -> float:
+    """The number that is added to steps before softplus."""
+    return {"usual": 0.0, "short": -8.0, "long": 10.0}[plan["steps"]]
+
+
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     """Rates between 1/50 and 16, distinct slots in any order; every third may be padding."""
     sizes, rows = definition.const_axes, plan["batch_size"]
@@ -53,15 +58,14 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     def expanded(drawn: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return drawn.to(dtype).expand(*drawn.shape[:-1], dim).contiguous()
 
-    far = {"usual": 0.0, "short": -8.0, "long": 10.0}[plan["steps"]]
     rates = draws.uniform([heads, within, states if plan["features"] else 1], -16.0, -0.02)
     indices = draws.permutation(slots)[:rows].to(torch.int32)
     if plan["padding"]:
         indices[1::3] = -1
     inputs: dict[str, Any] = {
-        "state": draws.normal([slots, heads, dim, states], torch.bfloat16),
+        "state": draws.normal([slots, heads, dim, states], getattr(torch, definition.inputs["state"].dtype)),
         "x": draws.values([rows, heads, dim], torch.bfloat16, plan["values"]),
-        "dt": expanded(draws.normal([rows, heads, within]) + far, torch.bfloat16),
+        "dt": expanded(draws.normal([rows, heads, within]) + far_steps(plan), torch.bfloat16),
         "A": rates.expand(heads, dim, states).contiguous(),
         "B": draws.values([rows, groups, states], torch.bfloat16, plan["values"]),
         "C": draws.normal([rows, groups, states], torch.bfloat16),
@@ -88,7 +92,8 @@ def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
         kept = before[slot] * (rates * step).exp()
         taken = x[row].unsqueeze(-1) * write.unsqueeze(1)
         new[slot] = kept + step * taken
-        of_kept = kept.abs() * (rates.abs() * (step_error + 3 * U * step) + 6 * U)
+        # A decay below 2^-126 is flushed to 0, and takes the state along.
+        of_kept = kept.abs() * (rates.abs() * (step_error + 3 * U * step) + 6 * U) + before[slot].abs() * SMALLEST
         error[slot] = of_kept + taken.abs() * (step_error + 4 * U * step) + 2 * U * new[slot].abs() + SMALLEST
         output[row] = (new[slot] @ read.unsqueeze(-1))[..., 0] + skip * x[row]
         terms = (new[slot].abs() @ read.abs().unsqueeze(-1))[..., 0] + (skip * x[row]).abs()
@@ -98,19 +103,17 @@ def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
 
 
 def bound(expected: Expected) -> torch.Tensor:
-    """What no sequence writes stays, exactly."""
+    """The slots that no sequence writes stay exactly as they are."""
     error = expected.parts["error"]
     return torch.where(error > 0, rounding_error(expected.value, torch.bfloat16) * (1 + 2**-8) + error, 0.0)
 
 
-STATE = (
-    "one bf16 rounding, u = 2^-8, of float32: the step, 2^-24 (6 + 3 dt + (3 |x| + 4) sigmoid(x)), times |A| in the "
-    "decay; the exponential and the products within 6 * 2^-24"
+ROUNDED = "one bf16 rounding, u = 2^-8, of "
+STEP = (
+    "float32: the step, 2^-24 (6 + 3 dt + (3 |x| + 4) sigmoid(x)), times |A| in the decay; the exponential and the "
+    "products within 6 * 2^-24; a decay below 2^-126 is 0, |S| 2^-126"
 )
-COMPARE = {
-    "output": ErrorBound(bound, f"{STATE}; a sum over d_state features"),
-    "new_state": ErrorBound(bound, STATE),
-}
+OUTPUT = ErrorBound(bound, f"{ROUNDED}{STEP}; a sum over d_state features")
 
 
 def tied(inputs: Inputs) -> dict[str, torch.Tensor]:
@@ -161,9 +164,12 @@ LAUNCHABLE: Mapping[str, tuple[int, int]] = {"batch_size": (1, 1 << 16)}
 SSU = "sglang.kernels.ops.mamba.triton_ops.mamba_ssm.selective_state_update"
 OF_HEADS = StateOptions(padding=False, features=False)
 
-FAMILIES = (
-    Family(
-        name="mamba_ssu_decode",
+
+def family(name: str, state: ErrorBound) -> Family:
+    """One of a dtype of states: `state` compares them."""
+    launched = functools.partial(Kernel, limits=LAUNCHABLE, in_place=("state",))
+    return Family(
+        name=name,
         op_type="mamba_ssu",
         twin={"nheads": 4, "head_dim": 8, "dstate": 16, "ngroups": 2},
         plan=RowPlans(
@@ -185,30 +191,17 @@ FAMILIES = (
         ),
         make_inputs=make_inputs,
         oracle=oracle,
-        compare=COMPARE,
+        compare={"output": OUTPUT, "new_state": state},
         kernels=(
-            Kernel(
-                SSU,
-                functools.partial(run_sglang, False),
-                limits=LAUNCHABLE,
-                plan_options=StateOptions(padding=False),
-                in_place=("state",),
-            ),
-            Kernel(
-                SSU,
-                functools.partial(run_sglang, True),
-                variant="one rate a head",
-                limits=LAUNCHABLE,
-                plan_options=OF_HEADS,
-                in_place=("state",),
-            ),
-            Kernel(
-                "flashinfer.mamba.selective_state_update",
-                run_flashinfer,
-                limits=LAUNCHABLE,
-                plan_options=OF_HEADS,
-                in_place=("state",),
-            ),
+            launched(SSU, functools.partial(run_sglang, False), plan_options=StateOptions(padding=False)),
+            launched(SSU, functools.partial(run_sglang, True), variant="one rate a head", plan_options=OF_HEADS),
+            launched("flashinfer.mamba.selective_state_update", run_flashinfer, plan_options=OF_HEADS),
         ),
-    ),
+        strided=("state", "x", "dt", "B", "C"),
+    )
+
+
+FAMILIES = (
+    family("mamba_ssu_decode", ErrorBound(bound, f"{ROUNDED}{STEP}")),
+    family("mamba_ssu_decode_float32", ErrorBound(lambda expected: expected.parts["error"], STEP)),
 )

@@ -1,6 +1,6 @@
 """Merging two states of attention over disjoint keys, with lse in base 2 (flashinfer) and in base e (sgl-kernel).
 
-What the kernels do, from flashinfer's source (0.7.2, cascade.cuh, MergeStateKernel) and measurements on an H200:
+From flashinfer's source (0.7.2, cascade.cuh, MergeStateKernel) and measurements on an H200, the kernels work like this:
 
 - They subtract the larger lse, exponentiate, divide by the sum, and add the two products, all in float32.
 - A state without keys (lse -inf) has weight 0 if the other state has keys. If neither has, the correct output is 0, and
@@ -20,8 +20,9 @@ from dataclasses import dataclass, replace
 import torch
 from hypothesis import strategies as st
 
+from flashinfer_trace.families.calls import calling
 from flashinfer_trace.format.definition import Definition
-from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest, ReferenceRun
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Plan, PlanRequest, ReferenceRun
 from flashinfer_trace.harness.inputs import ROWS_SPREAD, Draws
 from flashinfer_trace.harness.plans import Count, Drawn, RowPlans
 from flashinfer_trace.harness.refusals import raised_by
@@ -31,15 +32,15 @@ FLOAT32 = unit_roundoff(torch.float32)
 #: Float32 results below this may be flushed to zero.
 SMALLEST = torch.finfo(torch.float32).smallest_normal
 #: How the two lses of a case differ. ``near``: both weights matter; ``equal``: both weights are one half; ``apart``: by
-#: hundreds, so that one weight vanishes; ``large``: both are in the thousands and close to each other; ``nothing``: one
+#: hundreds, so one weight vanishes; ``large``: both are in the thousands and close to each other; ``nothing``: one
 #: or both are -5e4, which flashinfer's kernels wrote for -inf until 0.6.12 at least; ``mixed``: all of these.
 SPREADS = ("near", "equal", "apart", "large", "nothing")
-#: Lses of corners only: both above 70,000 and close to each other, so that exp of 1.6 % of them exceeds float64's
+#: Lses of corners only: both above 70,000 and close to each other, so exp of 1.6 % of them exceeds float64's
 #: range. Kernels subtract the larger of the two, which is exact for numbers so close, and so keep their bounds.
 CORNER_SPREAD = "vast"
 #: Rows without keys: on one side, on the other, and on both.
 EMPTY = ("a", "b", "both")
-#: What their lses are.
+#: Their lses.
 NO_KEYS, NO_KEYS_BASE_E = (-math.inf,), (-math.inf, math.inf)
 #: ``spread``: heads of tokens that are 2^-10 to 2^10 times as large, next to each other.
 VALUES = {"normal": 1.0, "large": 1e4, "tiny": 1e-4, "spread": 1.0}
@@ -115,10 +116,8 @@ def draw_lses(spread: str, shape: tuple[int, int], draws: Draws) -> tuple[torch.
 
 
 def make_inputs(no_keys: tuple[float, ...], definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """Values of the planned magnitude. A state without keys keeps its values, which must have no effect.
-
-    The lses of such states take turns among `no_keys`; where both states are empty, they are not the same.
-    """
+    """Values of the planned magnitude; those of a state without keys must have no effect. The lses of such states take
+    turns among `no_keys`, and differ where both are empty."""
     count = plan["seq_len"]
     heads, dim = (definition.const_axes[axis] for axis in ("num_heads", "head_dim"))
     scale = {**VALUES, **CORNER_VALUES}[plan["values"]]
@@ -131,7 +130,7 @@ def make_inputs(no_keys: tuple[float, ...], definition: Definition, plan: Plan, 
     pairs = [draw_lses(spread, (count, heads), draws) for spread in spreads]
     which = draws.integers([count, heads], 0, len(pairs) - 1).unsqueeze(0)
     s_a, s_b = (torch.stack(list(of_spread)).gather(0, which)[0] for of_spread in zip(*pairs, strict=True))
-    # Each kind of empty row takes every seventh place, at a different offset, so that most rows keep their keys.
+    # Each kind of empty row takes every seventh place, at a different offset, so most rows keep their keys.
     index = torch.arange(count * heads, device=draws.device).view(count, heads)
     place, turn = index % 7, index // 7
     absent_a, absent_b = (torch.tensor(no_keys, device=draws.device)[(turn + by) % len(no_keys)] for by in (0, 1))
@@ -209,21 +208,6 @@ KERNEL_OUTPUT = ErrorBound(
 )
 
 
-def run_flashinfer(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    from flashinfer.cascade import merge_state
-
-    v, s = merge_state(inputs["v_a"], inputs["s_a"], inputs["v_b"], inputs["s_b"])
-    return {"v_merged": v, "s_merged": s}
-
-
-def run_sgl_kernel(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    import sgl_kernel
-
-    states = (inputs["v_a"], inputs["s_a"], inputs["v_b"], inputs["s_b"])
-    sgl_kernel.merge_state_v2(*states, outputs["v_merged"], outputs["s_merged"])
-    return outputs
-
-
 def family(name: str, log_of_base: float, no_keys: tuple[float, ...], kernel: Kernel) -> Family:
     """The record of one base of the lse, with the only kernel that uses it; settings of all kernels are set here."""
     lse = ErrorBound(
@@ -251,17 +235,8 @@ def family(name: str, log_of_base: float, no_keys: tuple[float, ...], kernel: Ke
     )
 
 
+SGL = "sgl_kernel.merge_state_v2", "v_a s_a v_b s_b v_merged s_merged"
 FAMILIES = (
-    family(
-        "merge_state",
-        math.log(2.0),
-        NO_KEYS,
-        Kernel("flashinfer.cascade.merge_state", run_flashinfer),
-    ),
-    family(
-        "merge_state_base_e",
-        1.0,
-        NO_KEYS_BASE_E,
-        Kernel("sgl_kernel.merge_state_v2", run_sgl_kernel, plan_options=MergeOptions(both_empty=False)),
-    ),
+    family("merge_state", math.log(2.0), NO_KEYS, calling("flashinfer.cascade.merge_state", "v_a s_a v_b s_b")),
+    family("merge_state_base_e", 1.0, NO_KEYS_BASE_E, calling(*SGL, plan_options=MergeOptions(both_empty=False))),
 )

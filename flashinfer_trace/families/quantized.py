@@ -8,6 +8,7 @@ weighted sum of independent such errors exceeds L times the root of its summed p
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -19,7 +20,7 @@ BLOCK = 128
 E4M3_MAX = 448.0
 #: Standard deviation of `normal_codes`, in units of one code's value: 4 sigma is the largest e4m3 number.
 CODE_SIGMA = E4M3_MAX / 4
-#: Smallest maximum by which a group is scaled, as in the quantizers of sgl-kernel and of DeepSeek.
+#: Smallest maximum that a group is scaled by, as in the quantizers of sgl-kernel and of DeepSeek.
 SMALLEST_MAXIMUM = 1e-10
 _CHUNK = 1 << 24
 
@@ -35,22 +36,28 @@ def blocks_of(values: torch.Tensor) -> torch.Tensor:
 def normal_codes(draws: Draws, shape: Sequence[int]) -> torch.Tensor:
     """float8_e4m3fn codes that look like trained weights: close to normal, standard deviation CODE_SIGMA, no NaN.
 
-    Random bytes index the 256 quantiles of the normal distribution, two at a time, so that a gigabyte takes seconds on
-    a CPU. The number of elements must be a multiple of 8.
+    Random bytes index the 256 quantiles of the normal distribution, two at a time, so a gigabyte takes seconds on a
+    CPU. The number of elements must be a multiple of 8.
     """
-    quantiles = torch.special.ndtri((torch.arange(256, dtype=torch.float64) + 0.5) / 256) * CODE_SIGMA
-    table = quantiles.float().to(torch.float8_e4m3fn).view(torch.uint8)
-    pairs = torch.cartesian_prod(table, table).view(torch.int16).flatten().to(draws.device)
+    pairs = _pairs_of_quantiles().to(draws.device)
     codes = torch.empty(tuple(shape), dtype=torch.uint8, device=draws.device)
     for part in torch.split(codes.view(-1).view(torch.int16), _CHUNK):
         torch.index_select(pairs, 0, draws.bits(part.numel() // 4).view(torch.uint16).to(torch.int32), out=part)
     return codes.view(torch.float8_e4m3fn)
 
 
-def varied_scales(draws: Draws, shape: Sequence[int], typical: float, spread: tuple[int, int] = (0, 0)) -> torch.Tensor:
-    """float32 scales, log-uniform within a factor of sqrt(2) of `typical`: varied, so that a transposition shows.
+@functools.cache
+def _pairs_of_quantiles() -> torch.Tensor:
+    """All pairs of the codes of the normal distribution's 256 quantiles, int16 [65536]."""
+    quantiles = torch.special.ndtri((torch.arange(256, dtype=torch.float64) + 0.5) / 256) * CODE_SIGMA
+    table = quantiles.float().to(torch.float8_e4m3fn).view(torch.uint8)
+    return torch.cartesian_prod(table, table).view(torch.int16).flatten()
 
-    Those of rows [..., rows, columns] differ by powers of two beside that, of exponents between the two of `spread`.
+
+def varied_scales(draws: Draws, shape: Sequence[int], typical: float, spread: tuple[int, int] = (0, 0)) -> torch.Tensor:
+    """float32 scales, log-uniform within a factor of sqrt(2) of `typical`: varied, to make a transposition show.
+
+    In addition, rows of [..., rows, columns] differ by powers of two, with exponents between the two of `spread`.
     """
     found = torch.exp2(draws.uniform(shape, -0.5, 0.5)).mul_(typical)
     if spread != (0, 0):
@@ -71,6 +78,12 @@ def quantize_groups(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 # Exact arithmetic
+
+
+def nibbles(packed: torch.Tensor) -> torch.Tensor:
+    """The halves of bytes [..., n] as float64 0..15 [..., 2n]: the remainder by 16 first, then the quotient."""
+    byte = packed.double() % 256
+    return torch.stack([byte % 16, (byte / 16).floor()], dim=-1).flatten(-2)
 
 
 def dequantized(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

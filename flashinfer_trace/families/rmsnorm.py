@@ -2,6 +2,9 @@
 
 The fused kernels write the sum over `residual`. It is the second output of fused_add_rmsnorm_residual_out; the families
 fused_add_rmsnorm, which follow flashinfer-bench's dataset, leave it out.
+
+Gemma's learned weight is the difference of the scale from 1. `fused_qknorm` normalizes each head of queries and
+keys, in place.
 """
 
 from __future__ import annotations
@@ -10,10 +13,12 @@ import functools
 import math
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from flashinfer_trace.families.calls import calling
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
 from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws
@@ -30,16 +35,13 @@ from flashinfer_trace.verdict.compare import (
 SGLANG = "sglang.srt.layers.layernorm"
 ROUNDINGS = 8  # a root and its square, the mean's division, + eps, rsqrt (2 ulp), two products
 
-
-#: Weights at the ends of float16's range, beside activations of the same size; usual ones beside vast activations.
+#: Weights at the ends of float16's range, with activations of the same size; usual ones with vast activations.
 CORNER_WEIGHTS = {"huge": 1e5, "minute": 1e-6, "vast": 1.0}
 #: Beyond it a kernel's sum of squares is infinite, and the reciprocal root of that is 0. No row of a plan comes near.
 LARGEST_SUM = torch.finfo(torch.float32).max
 
-
 #: The inputs whose rows are independent of each other. Kernels take them as slices of wider tensors.
 ROWS = ("hidden_states", "residual")
-
 
 PLAN = RowPlans(
     {"batch_size": Count(40, 4096)},
@@ -49,9 +51,9 @@ PLAN = RowPlans(
 
 
 def weights(size: int, kind: str, draws: Draws, factors: Mapping[str, float] = CORNER_WEIGHTS) -> torch.Tensor:
-    """float32 weights around 1, in corners many times as large; beside `vast` activations every other one is negative.
+    """float32 weights around 1, in corners many times as large; with `vast` activations every other one is negative.
 
-    A sign changes no rounding of a norm, so that kernels have this corner too.
+    A sign changes no rounding of a norm, so kernels have this corner too.
     """
     weight = (draws.normal([size], scale=0.25) + 1) * factors.get(kind, 1.0)
     if kind == "vast":
@@ -75,7 +77,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 
 
 def normalize(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Expected:
-    """The norm in float64, from the mean of the products x_i x_i (a dot product) instead of the row's 2-norm."""
+    """The norm in float64, from the mean of the squares of x_i (a dot product) instead of the row's 2-norm."""
     n = x.shape[-1]
     squares = torch.einsum("bi,bi->b", x, x).unsqueeze(-1)
     mean_square = squares.div(n).masked_fill(squares > LARGEST_SUM, math.inf)
@@ -112,7 +114,7 @@ RESIDUAL = ErrorBound(normalized_bound, "the sum of two bf16 numbers is exact in
 
 
 def fused_outputs(definition: Definition, inputs: Inputs) -> Outputs:
-    """The declared outputs among what the fused kernels wrote over their inputs."""
+    """The declared outputs among those that the fused kernels wrote over their inputs."""
     written = {"output": inputs["hidden_states"], "residual_out": inputs["residual"]}
     return {name: written[name] for name in definition.outputs}
 
@@ -202,8 +204,114 @@ NORMS: dict[str, tuple[str, dict[str, Policy]]] = {
     "fused_add_rmsnorm": ("fused_add_rmsnorm", {"output": NORMALIZED}),
     "fused_add_rmsnorm_residual_out": ("fused_add_rmsnorm", {"output": NORMALIZED, "residual_out": RESIDUAL}),
 }
-FAMILIES = tuple(
+PLAIN = tuple(
     norm_family(f"{name}{suffix}", function, eps, compare, (batch_invariant(eps),) if "residual_out" in compare else ())
     for name, (function, compare) in NORMS.items()
     for suffix, eps in EPSILONS.items()
 )
+
+
+MODULE = "sglang.kernels.ops.layernorm.norm"
+
+#: The corners have heads and weights at the ends of float16's range, and heads whose squares are beyond float32's.
+HEADS_PLAN = RowPlans({"num_tokens": Count(24, 1024)}, PLAN.choices, PLAN.special)
+
+
+def head_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+    """Heads of the planned kind, and weights around 1; of one token in the middle, all heads may be zeros."""
+    axes, tokens = definition.const_axes, plan["num_tokens"]
+    inputs = {}
+    for name, heads in (("q", axes["num_qo_heads"]), ("k", axes["num_kv_heads"])):
+        inputs[name] = draws.values([tokens, heads, axes["head_dim"]], torch.bfloat16, plan["values"])
+        if plan["zero_row"] and tokens:
+            inputs[name][tokens // 2] = 0
+    for name in ("q_weight", "k_weight"):
+        inputs[name] = weights(axes["head_dim"], plan["values"], draws).to(torch.bfloat16)
+    return inputs
+
+
+def heads_oracle(eps: float, definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    outputs = {}
+    for name in ("q", "k"):
+        heads = inputs[name].double().flatten(0, 1)
+        normal = normalize(heads, inputs[f"{name}_weight"], eps)
+        outputs[f"{name}_out"] = Expected(normal.value.view(inputs[name].shape), normal.parts)
+    return outputs
+
+
+def qknorm_family(suffix: str, eps: float) -> Family:
+    """The record of one epsilon."""
+    return Family(
+        name=f"fused_qknorm{suffix}",
+        op_type="rmsnorm",
+        twin={"num_qo_heads": 4, "num_kv_heads": 2, "head_dim": 64},
+        plan=HEADS_PLAN,
+        make_inputs=head_inputs,
+        oracle=functools.partial(heads_oracle, eps),
+        compare={"q_out": NORMALIZED, "k_out": NORMALIZED},
+        strided=("q", "k"),
+        isolated=("q", "k"),
+        kernels=(
+            calling(
+                f"{MODULE}.fused_inplace_qknorm",
+                f"q k q_weight k_weight {eps}",
+                limits={"num_tokens": (1, 1 << 20)},
+                in_place=("q", "k"),
+            ),
+        ),
+    )
+
+
+QKNORM = tuple(qknorm_family(suffix, eps) for suffix, eps in EPSILONS.items())
+
+
+GEMMA_EPS = 1e-6
+
+
+def gemma_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+    """Those of the plain norm, but with weights around 0, where bfloat16 holds more bits. Half of the `huge` ones are
+    beyond float16's range."""
+    inputs = make_inputs(definition, plan, draws)
+    scale = 1.0 if plan["values"] == "huge" else 0.25
+    weight = draws.normal([definition.const_axes["hidden_size"]], scale=scale)
+    inputs["weight"] = (weight * CORNER_WEIGHTS.get(plan["values"], 1.0)).to(torch.bfloat16)
+    return inputs
+
+
+def gemma_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    return oracle(GEMMA_EPS, definition, {**inputs, "weight": inputs["weight"].double() + 1})
+
+
+def gemma_bound(expected: Expected) -> torch.Tensor:
+    """The bound of the plain norm, and one float32 rounding more, of 1 + weight."""
+    return normalized_bound(expected) + expected.value.abs() * unit_roundoff(torch.float32)
+
+
+GEMMA_NORMALIZED = ErrorBound(
+    gemma_bound,
+    "one bf16 rounding, u = 2^-8, of a float32 value: half the error of its sum of squares, 9 roundings",
+)
+
+
+def run_gemma3(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """SGLang's norm of Gemma 3: PyTorch step by step."""
+    from sglang.srt.layers.layernorm import Gemma3RMSNorm
+
+    norm = Gemma3RMSNorm(definition.const_axes["hidden_size"], GEMMA_EPS)
+    norm.weight = torch.nn.Parameter(inputs["weight"], requires_grad=False)
+    return {"output": norm.forward_native(inputs["hidden_states"])}
+
+
+def gemma_family(name: str, compare: Mapping[str, Policy], more: tuple[Kernel, ...] = ()) -> Family:
+    return replace(norm_family(name, name, GEMMA_EPS, compare, more), make_inputs=gemma_inputs, oracle=gemma_oracle)
+
+
+GEMMA = (
+    gemma_family(
+        "gemma_rmsnorm",
+        {"output": GEMMA_NORMALIZED},
+        (Kernel(f"{SGLANG}.Gemma3RMSNorm", run_gemma3, variant="forward_native", limits=LAUNCHABLE),),
+    ),
+    gemma_family("gemma_fused_add_rmsnorm", {"output": GEMMA_NORMALIZED, "residual_out": RESIDUAL}),
+)
+FAMILIES = (*PLAIN, *QKNORM, *GEMMA)

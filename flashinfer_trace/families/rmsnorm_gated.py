@@ -14,12 +14,12 @@ from flashinfer_trace.families.rmsnorm import ROUNDINGS
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
 from flashinfer_trace.harness.inputs import Draws
-from flashinfer_trace.harness.plans import FLAG, Count, RowPlans
+from flashinfer_trace.harness.plans import FLAG, SPREAD, Count, RowPlans
 from flashinfer_trace.verdict.compare import ErrorBound, Expected, rounding_error, summation_error, unit_roundoff
 
 U = unit_roundoff(torch.float32)
 SMALLEST = torch.finfo(torch.float32).smallest_normal
-VALUES = ("normal", "integers", "large", "tiny", "constant_rows")
+VALUES = ("normal", "integers", "large", "tiny", "constant_rows", SPREAD)
 #: ``saturated``: uniform in -120..120, where the sigmoid rounds to 0 or 1 and exp overflows.
 GATES = ("normal", "saturated")
 
@@ -77,7 +77,7 @@ def gated_before(eps: float, definition: Definition, inputs: Inputs) -> dict[str
 
 
 def bound(expected: Expected) -> torch.Tensor:
-    """One bf16 rounding of float32; what is subnormal there may be 0: the sigmoid and products with it."""
+    """One bf16 rounding of float32; subnormal float32 numbers may be 0: the sigmoid and products with it."""
     value = expected.value
     inside = value.abs() * expected.parts["relative"] + SMALLEST * expected.parts["flushed"]
     return rounding_error(value, torch.bfloat16) * (1 + 2**-8) + inside
@@ -93,7 +93,7 @@ POLICY = ErrorBound(bound, REASON)
 def run_fused(activation: str, eps: float, definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     from sglang.kernels.ops.attention.fla.fused_norm_gate import rms_norm_gated
 
-    given = (inputs["hidden_states"], inputs["gate"], inputs["weight"])
+    given = (inputs["hidden_states"].contiguous(), inputs["gate"], inputs["weight"])  # x is dense, and written over
     output: torch.Tensor = rms_norm_gated(*given, None, activation, eps=eps)
     return {"output": output}
 
@@ -121,6 +121,7 @@ def run_layernorm(
 FUSED = "sglang.kernels.ops.attention.fla.fused_norm_gate.rms_norm_gated"
 LAYERNORM = "sglang.kernels.ops.attention.fla.layernorm_gated.rms_norm_gated"
 CHOICES = {"values": VALUES, "gate": GATES, "zero_row": FLAG}
+ROWS = ("hidden_states", "gate")
 CORNERS = ({"gate": "saturated"}, {"values": "huge"}, {"values": "minute"}, {"values": "tiny"})
 
 
@@ -144,6 +145,8 @@ def of_heads(name: str, activation: str, eps: float) -> Family:
             Kernel(FUSED, fused, limits=limits, in_place=("hidden_states",)),
             Kernel(LAYERNORM, layernorm, limits=limits),
         ),
+        strided=ROWS,
+        isolated=ROWS,
     )
 
 
@@ -165,5 +168,7 @@ FAMILIES = (
                 limits={"num_tokens": (1, 1 << 20)},
             ),
         ),
+        strided=ROWS,
+        isolated=ROWS,
     ),
 )

@@ -1,4 +1,4 @@
-"""Rotary position embedding of query and key from a cache of cosines and sines.
+"""Rotary position embedding of query and key, from a cache of cosines and sines or from those of each token.
 
 The numbers of heads are const axes, except in the family of flashinfer-bench's dataset, where they are variable ones.
 """
@@ -35,7 +35,7 @@ THETAS = (10_000.0, 500_000.0, 1_000_000.0)
 
 @dataclass(frozen=True)
 class RopeOptions:
-    """What a kernel accepts.
+    """The inputs that a kernel accepts.
 
     Attributes:
         bfloat16_cache: only caches whose values bfloat16 represents.
@@ -70,11 +70,8 @@ def heads_of(definition: Definition, plan: Plan) -> tuple[int, int]:
 
 
 def most_tokens(definition: Definition) -> int:
-    """The largest number of tokens on a GPU: an intermediate result has at most 1 GB of float64.
-
-    flashinfer launches another kernel where the blocks of tokens alone fill an H200: from 16896 tokens with head size
-    128, and from 33792 with head size 64.
-    """
+    """The largest number of tokens on a GPU, for 1 GB of float64: flashinfer launches another kernel where blocks of
+    tokens fill an H200, from 16896 tokens with head size 128 and 33792 with 64."""
     axes = definition.const_axes
     width = sum(axes.get(axis, counts[True][-1]) for axis, counts in HEADS.items()) * axes["head_size"]
     return max(1024, min(40960, 2**27 // width))
@@ -101,11 +98,6 @@ def in_groups(request: PlanRequest, plan: Plan) -> Plan:
     return {**plan, "num_kv_heads": math.gcd(plan["num_qo_heads"], plan["num_kv_heads"])}
 
 
-def caches(request: PlanRequest) -> tuple[bool, ...]:
-    """Cosines and sines that bfloat16 represents, for a kernel that reads the cache in the dtype of the query."""
-    return (True,) if request.options_of(RopeOptions).bfloat16_cache else FLAG
-
-
 PLAN = RowPlans(
     {
         **{axis: heads(axis) for axis in HEADS},
@@ -118,7 +110,14 @@ PLAN = RowPlans(
             drawn=lambda request: st.sampled_from((1, 2, 64, 131072 if request.large else 4096)),
         ),
     },
-    {"values": VALUE_KINDS, "cache": CACHES, "positions": POSITIONS, "theta": THETAS, "bfloat16_cache": caches},
+    {
+        "values": VALUE_KINDS,
+        "cache": CACHES,
+        "positions": POSITIONS,
+        "theta": THETAS,
+        # Cosines and sines that bfloat16 represents, for a kernel that reads the cache in the dtype of the query.
+        "bfloat16_cache": lambda request: (True,) if request.options_of(RopeOptions).bfloat16_cache else FLAG,
+    },
     special=corners,
     fit=in_groups,
 )
@@ -179,7 +178,7 @@ def oracle(half_split: bool, definition: Definition, inputs: Inputs) -> dict[str
     rotary_dim = definition.const_axes["rotary_dim"]
     chosen = inputs["cos_sin_cache"].double().index_select(0, inputs["positions"])
     turn = torch.complex(chosen[:, : rotary_dim // 2], chosen[:, rotary_dim // 2 :]).unsqueeze(1)
-    # The products by 1, 0 and -1, and their sums with 0, are exact in any arithmetic, so the result is exact, too.
+    # The products by 1, 0 and -1, and their sums with 0, are exact in any arithmetic, so the result is also exact.
     exact = bool(((chosen == 0) | (chosen.abs() == 1)).all() and (turn.abs() == 1).all())
     outputs = {}
     for name in ("q", "k"):
@@ -319,4 +318,77 @@ def rope_family(style: str, suffix: str = "", heads: Mapping[str, int] = TWIN_HE
     )
 
 
-FAMILIES = (rope_family("neox"), rope_family("gptj"), rope_family("neox", "_any_heads", {}))
+CACHED = (rope_family("neox"), rope_family("gptj"), rope_family("neox", "_any_heads", {}))
+
+#: As in `rope`; ``any``: a cosine and a sine for each feature, those of a pair not alike.
+COS_SIN = ("rotary", "scaled", "quarter_turns", "any")
+COS_SIN_PATH = "sglang.srt.layers.rotary_embedding.utils.apply_rotary_pos_emb_native"
+
+#: The corners have states at the ends of float16's range.
+COS_SIN_PLAN = RowPlans(
+    {"num_tokens": Count(24, 4096, corner=5)},
+    {"values": VALUE_KINDS, "rows": COS_SIN, "theta": THETAS},
+    special=[{"values": values} for values in ("huge", "minute")],
+)
+
+
+def cos_sin_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+    """Queries and keys of the planned kind; cosines and sines of consecutive positions, from a random one on."""
+    axes, tokens = definition.const_axes, plan["num_tokens"]
+    size = axes["head_size"]
+    inputs: dict[str, Any] = {
+        name: draws.values([axes[heads], tokens, size], torch.bfloat16, plan["values"])
+        for name, heads in (("q", "num_qo_heads"), ("k", "num_kv_heads"))
+    }
+    if plan["rows"] == "any":
+        rows = {name: draws.normal([tokens, size], torch.bfloat16) for name in ("cos", "sin")}
+    else:
+        first = draws.host_integers(1, 0, 1000)[0]
+        kind = {"cache": plan["rows"], "max_seq_len": first + tokens, "bfloat16_cache": True, "theta": plan["theta"]}
+        cos, sin = make_cache(kind, size, draws)[first:].to(torch.bfloat16).chunk(2, dim=1)
+        rows = {"cos": torch.cat((cos, cos), dim=1), "sin": torch.cat((sin, sin), dim=1)}
+    return {**inputs, **rows}
+
+
+def cos_sin_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    """Each feature and its partner, half a head away, as a product with a column of cosine and signed sine."""
+    half = definition.const_axes["head_size"] // 2
+    sign = torch.ones(2 * half, dtype=torch.float64, device=inputs["sin"].device)
+    sign[:half] = -1
+    column = torch.stack((inputs["cos"].double(), inputs["sin"].double() * sign), dim=2)
+    exact = bool(((column == 0) | (column.abs() == 1)).all() and (column.abs().sum(dim=2) == 1).all())
+    outputs = {}
+    for name in ("q", "k"):
+        states = inputs[name].double()
+        pairs = torch.stack((states, states.roll(half, dims=2)), dim=3)
+        value = torch.einsum("htdp,tdp->htd", pairs, column)
+        magnitude = torch.einsum("htdp,tdp->htd", pairs.abs(), column.abs())
+        outputs[f"{name}_out"] = Expected(
+            value, {"magnitude": magnitude, "copied": torch.zeros_like(value)}, exact and value.numel() > 0
+        )
+    return outputs
+
+
+def run_cos_sin(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """SGLang's function without its decorator torch.compile: PyTorch step by step, for a batch of one sequence."""
+    from sglang.srt.layers.rotary_embedding.utils import apply_rotary_pos_emb_native
+
+    with torch.compiler.set_stance("force_eager"):
+        q, k = apply_rotary_pos_emb_native(*(inputs[name].unsqueeze(0) for name in ("q", "k", "cos", "sin")))
+    return {"q_out": q.squeeze(0), "k_out": k.squeeze(0)}
+
+
+COS_SIN_FAMILIES = (
+    Family(
+        name="rope_with_cos_sin",
+        op_type="rope",
+        twin={"num_qo_heads": 4, "num_kv_heads": 2, "head_size": 16},
+        plan=COS_SIN_PLAN,
+        make_inputs=cos_sin_inputs,
+        strided=("q", "k"),
+        oracle=cos_sin_oracle,
+        compare={"q_out": ROTATED, "k_out": ROTATED},
+        kernels=(Kernel(COS_SIN_PATH, run_cos_sin, variant="eager", limits=LAUNCHABLE),),
+    ),
+)
+FAMILIES = (*CACHED, *COS_SIN_FAMILIES)

@@ -1,8 +1,8 @@
 """Rotary embedding of latent attention's queries and keys together with their rounding to fp8.
 
 Codes are judged exactly, with one allowance: where the float32 roundings of a rotation and of the product with the
-scale can move a value past the middle of two codes, both pass. What involves no rounding, such as a scale that is a
-power of two, allows nothing.
+scale can move a value past the middle of two codes, both pass. Steps that round nothing, such as a scale that
+is a power of two, add nothing to the allowance.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from flashinfer_trace.families.quantization.cases import nearest_e4m3
+from flashinfer_trace.families.quantization import nearest_e4m3
 from flashinfer_trace.families.rope import THETAS, make_cache, make_positions, pairs_of
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
@@ -73,7 +73,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 
 
 def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """Pairs as complex numbers times cos + i sin, then the scale, in float64: what is rounded to e4m3.
+    """Pairs as complex numbers times cos + i sin, then the scale, in float64: the values before their rounding to e4m3.
 
     Part ``error``: what float32 may be off by before that; 0 where all products and sums are exact.
     """

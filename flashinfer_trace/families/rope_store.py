@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from flashinfer_trace.families import kv_cache, rope
+from flashinfer_trace.families.calls import calling
 from flashinfer_trace.format.definition import Axis, Definition
-from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
-from flashinfer_trace.harness.faults import Fault, FaultyCase, with_inputs
+from flashinfer_trace.harness.family import Family, Inputs, Outputs, Plan, PlanRequest
+from flashinfer_trace.harness.faults import Fault, FaultyCase
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.plans import RowPlans
 from flashinfer_trace.verdict.compare import ErrorBound, Expected
@@ -76,25 +77,8 @@ def stored_keys(definition: Definition, inputs: Inputs, outputs: Outputs) -> lis
     return [] if same else ["k_cache_out has other keys at out_loc than k_out"]
 
 
-def run_sglang(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    """What SGLang's models call as apply_rope_with_cos_sin_cache_inplace with a cache.
-
-    The kernel rotates whole heads, and checks neither positions nor slots. Of tokens with the same slot any may win,
-    and each thread decides for its own features.
-    """
-    from sglang.kernels.ops.attention.rope import apply_rope_inplace_with_kvcache
-
-    apply_rope_inplace_with_kvcache(*(inputs[name] for name in definition.inputs), is_neox=True)
-    return {f"{name}_out": inputs[name] for name in IN_PLACE}
-
-
-def slot_before(inputs: dict[str, Any]) -> dict[str, Any] | None:
-    slots, count = inputs["out_loc"], len(inputs["k_cache"])
-    return {**inputs, "out_loc": (slots - 1) % count} if count > 1 and len(slots) else None
-
-
 def stored_too_early(trial: FaultyCase) -> Outputs | None:
-    """What a kernel answers that stores the keys before it rotates them."""
+    """The outputs of a kernel that stores the keys before it rotates them."""
     right = trial.outputs["k_cache_out"]
     wrong = right.index_copy(0, trial.inputs["out_loc"], trial.inputs["k"].flatten(1))
     return None if same_values(wrong, right) else {**trial.outputs, "k_cache_out": wrong}
@@ -123,12 +107,17 @@ FAMILIES = (
         },
         relations=(stored_keys,),
         kernels=(
-            Kernel(
-                f"{rope.JIT}.apply_rope_inplace_with_kvcache", run_sglang, limits=rope.LAUNCHABLE, in_place=IN_PLACE
+            # With a cache, as SGLang's models call it: whole heads are rotated, and neither positions nor slots are
+            # checked.
+            calling(
+                f"{rope.JIT}.apply_rope_inplace_with_kvcache",
+                "q k v k_cache v_cache cos_sin_cache positions out_loc is_neox=True",
+                limits=rope.LAUNCHABLE,
+                in_place=IN_PLACE,
             ),
         ),
         faults=(
-            with_inputs("the slot before", lambda inputs, trial: slot_before(inputs)),
+            kv_cache.slot_before("out_loc", "k_cache"),
             Fault("keys stored before their rotation", stored_too_early),
         ),
     ),

@@ -331,7 +331,7 @@ class Definition:
 
     @property
     def reference_sha256(self) -> str:
-        """SHA-256 of the embedded reference; evidence is bound to it."""
+        """SHA-256 of the embedded reference without its docstrings; evidence and times are bound to it."""
         return sha256(self.reference)
 
     def tag_values(self, namespace: str) -> list[str]:

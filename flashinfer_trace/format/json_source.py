@@ -166,7 +166,7 @@ def load_lines(path: Path) -> JsonDocument:
 
 
 def parse_lines(raw: bytes) -> JsonDocument:
-    """Parses a file with one JSON object on each line, as the list of these: that of line 1 has the pointer /0.
+    """Parses a file with one JSON list on each line, as the list of these: that of line 1 has the pointer /0.
 
     Raises:
         JsonSourceError: see `load_lines`.
@@ -179,8 +179,8 @@ def parse_lines(raw: bytes) -> JsonDocument:
             document = parse(line)
         except JsonSourceError as error:
             raise JsonSourceError(replace(error.problem, line=index + 1)) from None
-        if not isinstance(document.data, dict):
-            raise _error("json-syntax", "is no JSON object", "each line holds one object, {...}", index + 1)
+        if not isinstance(document.data, list):
+            raise _error("json-syntax", "is no JSON list", "each line holds one list, [...]", index + 1)
         values.append(document)
         problems += [replace(one, line=index + 1, pointer=f"/{index}{one.pointer}") for one in document.problems]
     if lines[-1].strip():

@@ -52,10 +52,30 @@ class ReferenceSourceError(ValueError):
 
 
 def sha256(reference: str) -> str:
-    """The hash that evidence is bound to: SHA-256 of the embedded reference, UTF-8, as 64 hex digits."""
+    """The hash that evidence is bound to, as 64 hex digits: SHA-256 of the embedded reference without docstrings."""
     import hashlib  # here, because loading it takes a tenth of what importing the whole package does
 
-    return hashlib.sha256(reference.encode()).hexdigest()
+    return hashlib.sha256(_without_docstrings(reference)).hexdigest()
+
+
+def _without_docstrings(reference: str) -> bytes:
+    """The text without docstrings that have lines of their own; as it is where it is not Python."""
+    try:
+        tree = ast.parse(reference)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return reference.encode()
+    if "\r" in reference or "\f" in reference:  # lines end elsewhere for Python
+        return reference.encode()
+    lines: list[bytes | None] = [*reference.encode().split(b"\n")]
+    functions = [one for one in tree.body if isinstance(one, ast.FunctionDef)]
+    for body in (tree.body, *(one.body for one in functions)):
+        first = body[0] if body else None
+        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+            start, stop = first.lineno - 1, first.end_lineno or first.lineno
+            around = (lines[start] or b"")[: first.col_offset] + (lines[stop - 1] or b"")[first.end_col_offset :]
+            if not around.strip():
+                lines[start:stop] = [None] * (stop - start)
+    return b"\n".join(line for line in lines if line is not None)
 
 
 def source_path(root: Path, op_type: str, family: str) -> Path:

@@ -59,7 +59,9 @@ def _private_roots() -> list[Path]:
     roots = list(dict.fromkeys(Path(os.path.realpath(part)) for part in named))
     for root in roots:
         if not (root / "definitions").is_dir():
-            raise DatasetError(f"{root}, a root of {PATH_VARIABLE} or --root, has no definitions/; correct the path")
+            dumps = f"`flashinfer-trace --root ROOT dump {root} --add` writes its new sizes into the root ROOT"
+            fix = dumps if next(root.glob("*.json"), None) else "correct the path"
+            raise DatasetError(f"{root}, a root of {PATH_VARIABLE} or --root, has no definitions/; {fix}")
     return roots
 
 

@@ -2,7 +2,7 @@
 
 A digest covers the syntax trees of some functions and values, and of everything that they use inside of this package,
 without docstrings, comments, annotations and the texts of errors. A method counts if its class is used and code that is
-used names it. What moves to another module keeps its digest, and so does what is refactored elsewhere.
+used names it. Code that moves to another module keeps its digest. Refactoring elsewhere does not change it either.
 
 Plans are bound by content: the digest of the code that draws them only tells when none has to be drawn again.
 """
@@ -33,8 +33,8 @@ from flashinfer_trace.harness.plans import PlanRequest
 from flashinfer_trace.harness.report import PlansRun
 
 PACKAGE = "flashinfer_trace"
-#: What decides no verdict on a GPU: isolation, refused inputs, faults and mutants, reading files, reports, and what
-#: only collects. Tests guard it. What is used of it counts by its name.
+#: Code that decides no verdict on a GPU: isolation, refused inputs, faults and mutants, reading files, reports, and
+#: code that only collects. Tests guard it. The parts of it that other code uses count by their names.
 OUTSIDE = tuple(
     f"{PACKAGE}.{name}."
     for name in (
@@ -42,9 +42,9 @@ OUTSIDE = tuple(
         *("harness.report", "kernels", "sandbox", "verdict.wrong_outputs"),
     )
 )
-#: What is beside isolation and decides: whether outputs share memory with inputs.
+#: The module next to isolation that does decide: whether outputs share memory with inputs.
 DECIDES = f"{PACKAGE}.sandbox.ownership"
-#: What plans are drawn by, which are bound by content.
+#: The fields that draw plans. Plans are bound by content.
 _DRAWN_BY = {Family: ("plan",), Kernel: ("limits", "plan_options", "common")}
 #: Facts of records that decide no verdict: texts, plans, and where a kernel can run.
 _FACTS = {
@@ -89,13 +89,13 @@ class _Same:
         return isinstance(other, _Same) and self.record is other.record
 
 
-#: What the code of families is given, so that it names their methods only.
+#: Objects that the code of families receives; it names only their methods.
 _GIVEN = (Draws, definitions.Definition)
 
 
 @functools.cache
 def _verdict() -> Closure:
-    """What decides for all families."""
+    """The code that decides for all families."""
     return Closure(
         case.shared_case, case.SharedCase.result, Kernel.ignores_seed, case.SharedCase, Family, Kernel, *_GIVEN
     )
@@ -103,13 +103,13 @@ def _verdict() -> Closure:
 
 @functools.cache
 def _drawing() -> Closure:
-    """What draws plans for all families."""
+    """The code that draws plans for all families."""
     return Closure(cases.cases, cases.drawn_again, job.Job, PlanRequest, *_GIVEN)
 
 
 @functools.lru_cache(maxsize=256)
 def _of_family(family: _Same) -> tuple[Closure, Closure]:
-    """What decides for one family, whatever the kernel, and what draws its plans."""
+    """The code that decides for one family, whatever the kernel, and the code that draws its plans."""
     judging = Closure(family.record, *_GIVEN, methods=_verdict().attributes)
     return judging, Closure(family.record.plan, *_GIVEN, methods=_drawing().attributes)
 
@@ -224,7 +224,7 @@ class Closure:
         if not nodes:  # made by a decorator, such as that of dataclasses
             return name
         messages = function.__module__.startswith(_MESSAGES)
-        texts = [_text(node, not messages) for node in nodes]
+        texts = list(dict.fromkeys(_text(node, not messages) for node in nodes))  # equal lambdas in one line are one
         name += f":{_sha256(texts)[:16]}" if "<lambda>" in name else ""
         values = [self._closed_over(cell) for cell in function.__closure__ or ()]
         name += f"[{', '.join(values)}]" if values else ""
@@ -373,7 +373,7 @@ def _walk(node: ast.AST) -> Iterator[ast.AST]:
 
 @functools.lru_cache(maxsize=8192)
 def _uses(node: ast.AST) -> list[ast.AST]:
-    """What code names."""
+    """The nodes in which code uses names."""
     return [one for one in _walk(node) if isinstance(one, (ast.Name, ast.Attribute, ast.ImportFrom))]
 
 

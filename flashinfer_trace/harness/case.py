@@ -12,7 +12,10 @@ import torch
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.format.precision import full_precision_products
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, ReferenceRun
+from flashinfer_trace.harness.far import far_rows
 from flashinfer_trace.harness.inputs import clone_inputs
+from flashinfer_trace.harness.layouts import FAR, LAYOUT
+from flashinfer_trace.sandbox.far_rows import FarRows
 from flashinfer_trace.sandbox.ownership import aliased, not_owned
 from flashinfer_trace.sandbox.state import numbers_drawn
 from flashinfer_trace.sandbox.worker import ReferenceWorker
@@ -37,7 +40,7 @@ __all__ = [
 
 @dataclass
 class CaseResult:
-    """What one case showed.
+    """The result of one case.
 
     Attributes:
         plan, seed: repeat it.
@@ -81,7 +84,7 @@ class SharedCase:
 
     @torch.no_grad()
     def result(self, kernel: Kernel | None) -> CaseResult:
-        """What the case shows of the reference alone, or of a kernel as well.
+        """The result of the case for the reference alone, or for a kernel as well.
 
         A kernel must meet its own policies, leave every input alone that it does not declare in place, and (where
         errors can be measured) must not be closer to the oracle than the reference.
@@ -97,7 +100,8 @@ class SharedCase:
     def _compare(self, kernel: Kernel, policies: Mapping[str, Policy], result: CaseResult) -> None:
         """Runs a kernel, and adds what it showed to the result."""
         definition = self.definition
-        outputs, failures = kernel_outputs(definition, kernel, self.inputs, self.copies, self.seed)
+        far = far_rows(definition) if self.plan.get(LAYOUT) == FAR else None
+        outputs, failures = kernel_outputs(definition, kernel, self.inputs, self.copies, self.seed, far)
         result.failures += failures
         wrong = misfits(definition, self.axes, outputs, device_of(self.inputs))
         if wrong:
@@ -201,7 +205,7 @@ def reference_outputs(
 
 
 def reference_run(worker: ReferenceWorker | None = None) -> ReferenceRun:
-    """What a family's `checks` run references with: see `reference_outputs`."""
+    """The function with which a family's `checks` run references: see `reference_outputs`."""
 
     def run(definition: Definition, inputs: Mapping[str, Any], uniform: torch.Tensor | None = None) -> Outputs:
         return reference_outputs(definition, inputs, 0, worker, uniform)
@@ -210,23 +214,33 @@ def reference_run(worker: ReferenceWorker | None = None) -> ReferenceRun:
 
 
 def kernel_outputs(
-    definition: Definition, kernel: Kernel, inputs: Mapping[str, Any], copies: Inputs | None = None, seed: int = 0
+    definition: Definition,
+    kernel: Kernel,
+    inputs: Mapping[str, Any],
+    copies: Inputs | None = None,
+    seed: int = 0,
+    far: FarRows | None = None,
 ) -> tuple[Outputs, list[str]]:
     """Outputs of a kernel on copies of the inputs, into poisoned memory, and a line for each input that it spoiled or
     returned as an output, without declaring it in place.
 
     `copies` are those that earlier kernels left unchanged, by name; those that this one leaves are put there. `seed` is
-    that of `poisoned_outputs`.
+    that of `poisoned_outputs`. With rows `far` behind others, those before them are never copied, nor compared.
     """
-    known = {} if copies is None else copies
+    known = {} if copies is None or far is not None else copies
     own = {**clone_inputs({name: value for name, value in inputs.items() if name not in known}), **known}
     own = {name: own[name] for name in inputs}
     kept = {name: value for name, value in own.items() if name not in kernel.in_place}
     known.clear()
     poisoned = poisoned_outputs(definition, inputs, seed)
-    poison_allocator(poisoned)
+    if far is None:
+        poison_allocator(poisoned)
+    else:
+        inputs, own, poisoned = far.moved(inputs), far.given(own), far.filled(poisoned)
+        kept = far.own({name: own[name] for name in kept}, far.inputs)
     # It is not waited for: what it leaves to do on another stream is not done when its outputs are compared, and shows.
     outputs = numbers_as_tensors(definition, kernel.call(definition, own, poisoned), device_of(inputs))
+    outputs = outputs if far is None else far.own(outputs, far.outputs)
     spoiled = differing(kept, inputs, kept)
     lines = [f"{kernel.label} changed input {name}, which it does not declare in place" for name in spoiled]
     tensors = {name: value for name, value in outputs.items() if isinstance(value, torch.Tensor)}

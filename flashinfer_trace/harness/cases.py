@@ -24,14 +24,14 @@ from flashinfer_trace.harness.report import PlansRun
 ROUNDS = 24
 #: Cases of one hypothesis example: what hypothesis does for each example takes longer than many a case.
 BATCH = 8
-#: Examples of the rounds of a verification: their number follows from nothing else, so that any machine draws the cases
-#: again without running one, and a run of more cases begins with those of a run of fewer.
+#: Examples of the rounds of a verification. Their number depends on nothing else: any machine can draw the cases again
+#: without running one, and a run of more cases begins with those of a run of fewer.
 EXAMPLES = (4, 4, 8, 16, 32, 64)
-#: Of the drawn cases of a judgment, how many are followed by one with the same plan and other elements. This catches
+#: How many drawn cases of a judgment are followed by one with the same plan and other elements. This catches
 #: results that are cached by address or shape, or left from the call before.
 REPEATED = 4
 
-#: What is drawn follows from the seed alone in all threads: while one draws, hypothesis is patched.
+#: Draws depend on the seed alone in all threads: while one draws, hypothesis is patched.
 _LOCK = threading.RLock()
 
 
@@ -56,7 +56,7 @@ class Case:
 def cases(
     job: Job, seed: int, missing: Callable[[], int], fresh: random.Random | None = None, further: Sequence[Plan] = ()
 ) -> Iterator[Case]:
-    """Corners, then drawn cases until enough of them count, for ROUNDS rounds at most. All follow from the seed.
+    """Corners, then drawn cases until enough of them count, for at most `ROUNDS` rounds. All follow from the seed.
 
     Args:
         job: what plans are for.
@@ -150,7 +150,7 @@ def _batches(job: Job) -> st.SearchStrategy[list[tuple[Plan, int]]]:
 def _draw(
     strategy: st.SearchStrategy[Any], examples: int, seed: int, body: Callable[[Any], Any], *phases: hypothesis.Phase
 ) -> None:
-    """Has hypothesis call `body` with what it draws. What it draws depends on nothing but the arguments."""
+    """Has hypothesis call `body` with its draws, which depend only on the arguments."""
 
     def test(value: Any) -> None:
         body(value)

@@ -18,7 +18,6 @@ import torch
 
 from flashinfer_trace.dataset import digests
 from flashinfer_trace.dataset.evidence import (
-    BOUND,
     REQUIRED_CASES,
     TIME_FORMAT,
     entries_of,
@@ -27,7 +26,7 @@ from flashinfer_trace.dataset.evidence import (
     load_lines,
     run_file,
 )
-from flashinfer_trace.dataset.evidence_run import FIGURES, run_name
+from flashinfer_trace.dataset.evidence_run import FIGURES, Entry, line_of, run_name
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.format.files import json_line, write_json, write_text
 from flashinfer_trace.harness.binding import judging_code
@@ -45,7 +44,7 @@ def entry_of(definition: Definition, kernel: Kernel, report: Report) -> dict[str
     """The line for a run that passed on a GPU of this machine, and the header of the run but for when it began.
 
     Raises:
-        ValueError: the report did not pass, did not run on a GPU, or has too few real cases: that is no evidence.
+        ValueError: the report did not pass, did not run on a GPU, or has too few real cases. It is not evidence.
         LookupError: no family has the Definition.
     """
     if report.status != "passed" or not report.device.startswith("cuda"):
@@ -60,9 +59,10 @@ def entry_of(definition: Definition, kernel: Kernel, report: Report) -> dict[str
 def add(directory: Path, definition: Definition, recorded: Mapping[str, Any]) -> Path:
     """Adds a line to the Definition's evidence, replacing an older run of that kernel on that GPU.
 
-    Lines for another reference or contract are dropped: they prove nothing about this one. The file is replaced as a
-    whole, under a lock, so that parallel workers lose nothing and a reader never sees half of it. A line that is
-    recorded again, and has not changed, differs in the name of its run alone.
+    It also replaces runs on other GPUs that other code judged, or that are of another release: they are stale. Lines
+    for another reference or contract are dropped: they prove nothing about this one. The file is replaced as a whole,
+    under a lock: parallel workers lose nothing, and a reader never sees half of it. A line that is recorded
+    again, and has not changed, differs in the name of its run alone.
 
     Args:
         directory: of evidence.
@@ -78,16 +78,22 @@ def add(directory: Path, definition: Definition, recorded: Mapping[str, Any]) ->
         one.parent.mkdir(parents=True, exist_ok=True)
     if not run_file(directory, run).exists():  # of the same content whichever worker writes it
         write_json(run_file(directory, run), header)
-    line = {"kernel": recorded["line"]["kernel"], "run": run, **recorded["line"]}
+    line = line_of({**recorded["line"], "run": run})
     with _locked(path):
         older = load_lines(path) if path.exists() else ()  # not from a cache: another worker may just have written it
-        kept = [one for one in older if all(one.get(part) == line[part] for part in BOUND)]
-        every = [*kept, line]
-        known = {
-            (entry.kernel_label, entry.run.gpu): one for entry, one in zip(entries_of(path, every), every, strict=True)
-        }
+        every = list(zip(entries_of(path, [*older, line]), [*older, line], strict=True))
+        newest = every[-1][0]
+        known = {(entry.kernel_label, entry.run.gpu): one for entry, one in every if _counts_beside(entry, newest)}
         write_text(path, "".join(json_line(known[key]) for key in sorted(known)))
     return path
+
+
+def _counts_beside(entry: Entry, newest: Entry) -> bool:
+    """Whether an entry still says something once another one is there: see `add`."""
+    if entry.digests["definition"] != newest.digests["definition"]:
+        return False
+    judged, judged_now = ((one.version, one.digests["harness"], one.digests["family"]) for one in (entry, newest))
+    return entry.kernel_label != newest.kernel_label or judged == judged_now
 
 
 def started_at() -> str:
@@ -103,16 +109,14 @@ def _entry(definition: Definition, kernel: Kernel, report: Report) -> dict[str, 
     line = {
         "kernel": kernel.label,
         **named,
-        "reference": digests.short(definition.reference_sha256),
-        "contract": digests.short(digests.contract_sha256(definition)),
+        "definition": digests.short(digests.definition_sha256(definition)),
         **code,
-        "cases": report.cases,
-        "vacuous": report.vacuous,
         "drawn": digests.short(report.plans.sha256),
+        "cases": report.cases,
         **({"rounds": report.plans.counts} if len(report.plans.counts) > 1 else {}),
         **({"vacuous_cases": report.plans.vacuous} if report.plans.vacuous else {}),
         "outputs": {
-            name: [float(f"{getattr(summary, figure):.4g}") for figure in FIGURES]
+            name: [float(f"{getattr(summary, figure):.3g}") for figure in FIGURES]
             for name, summary in report.outputs.items()
         },
     }
@@ -120,7 +124,7 @@ def _entry(definition: Definition, kernel: Kernel, report: Report) -> dict[str, 
 
 
 def _header(report: Report, library: str) -> dict[str, Any]:
-    """What a run's header says, but for when it began and the code."""
+    """The header of a run, without its start time and the code."""
     properties = torch.cuda.get_device_properties(torch.device(report.device))
     driver = _driver()
     versions = {name: _version(name) for name in sorted({*LIBRARIES, *distributions(), library})}
@@ -158,7 +162,7 @@ LIBRARIES = ("hypothesis", "triton")
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Holds the lock of the directory that `path` lies in (released when its descriptor is closed)."""
+    """Holds the lock of the directory of `path` (released when its descriptor is closed)."""
     descriptor = os.open(path.parent, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -36,7 +36,7 @@ _EXACT = frozenset(
 _WITHOUT_FACTOR = ("add.", "add_.", "sub.", "sub_.", "rsub.")
 #: Which of several largest elements is found first is not fixed.
 _ANY_LARGEST = ("max.dim", "min.dim")
-#: Of the 256 quantiles that fp8 codes are drawn from: on a CPU, where the rounding to e4m3 hides errors of float64.
+#: For the 256 quantiles that fp8 codes are drawn from: on a CPU, where the rounding to e4m3 hides errors of float64.
 _TABLE = "special_ndtri."
 
 _SMALLEST_EXPONENT, _LARGEST_EXPONENT, _EXPONENT_BIAS = -1022, 1023, 1023
@@ -72,7 +72,7 @@ class ExactOperations(TorchDispatchMode):
 
 
 def _rule(func: Any) -> Callable[..., Any] | None:
-    """What is called with an operation and its arguments; None for an operation that has one result."""
+    """The function to call with an operation and its arguments; None for an operation that has one result."""
     name = str(func).removeprefix("aten.")
     operation = name.split(".")[0]
     if torch.Tag.nondeterministic_seeded in func.tags:
@@ -114,7 +114,7 @@ def _inexact(name: str) -> InexactOperation:
     )
 
 
-# Functions by additions, multiplications and divisions in float64. Each line is one operation of torch, so that no
+# Functions by additions, multiplications and divisions in float64. Each line is one operation of torch: no
 # compiler can join a product and a sum into one rounding.
 
 
@@ -229,13 +229,13 @@ def _scattered(target: torch.Tensor, dim: int, index: torch.Tensor, source: torc
 
 
 def _added_rows(target: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    """To rows that differ, so that one addition has no order."""
+    """Adds to distinct rows: a single addition has no order."""
     assert len(set(index.tolist())) == len(index), "one row is added to twice"
     return target.index_copy_(dim, index, target.index_select(dim, index) + source)
 
 
 def _ordered(x: torch.Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None) -> Any:
-    """Stable, so that equal elements keep their order."""
+    """Sorts stably: equal elements keep their order."""
     return torch.sort(x, dim=dim, descending=descending, stable=True)
 
 
@@ -258,6 +258,7 @@ _REPLACED: dict[str, Callable[..., Any]] = {
     "exp": lambda x: _exp(x.double()).to(x.dtype),
     "exp2": lambda x: _exp2(x.double()).to(x.dtype),
     "index_add_": _added_rows,
+    "log": lambda x: (_log2(x.double()) * math.log(2)).to(x.dtype),
     "mean": _mean,
     "pow.Scalar": _power,
     "pow.Tensor_Scalar": _power_of,

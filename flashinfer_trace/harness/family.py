@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from flashinfer_trace.format.definition import Definition, InputError
 from flashinfer_trace.harness.exact import ExactOperations
+from flashinfer_trace.harness.far import far_axis, rows_before
 from flashinfer_trace.harness.faults import Fault
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.layouts import (
@@ -24,7 +25,7 @@ from flashinfer_trace.harness.layouts import (
     with_nan_row,
     without_nan,
 )
-from flashinfer_trace.harness.plans import FamilyError, Plan, PlanRequest, PlanShape, RowPlans
+from flashinfer_trace.harness.plans import NO_LIMIT, FamilyError, OwnPlans, Plan, PlanRequest, PlanShape, RowPlans
 from flashinfer_trace.kernels import in_table
 from flashinfer_trace.kernels.table import TURING as ANY_GPU
 from flashinfer_trace.kernels.table import Capabilities, KernelFacts, Need, Place
@@ -184,14 +185,14 @@ class Family:
         compare: policy of each output.
         kernels: the real implementations.
         relations: (definition, inputs, outputs) -> one line for each way in which the outputs do not fit each other,
-            where each alone may be right in several ways: ids that point to other rows than the weights beside them.
+            where each alone may be right in several ways: ids that point to other rows than their weights.
         checks: (definition at the sizes to run, what runs its reference) -> one line for each way in which the
             reference alone is wrong, where inputs and outputs do not tell: how a sampler uses the number that it draws.
         strided: inputs that its kernels take with memory between their rows, as slices of wider tensors. Where one of
             them does not, or nobody knows, its adapter makes them dense, as its callers must.
         isolated: inputs of which one row may be NaN, of all of them the same one. It may spoil the same row of each
             output that has as many, and nothing else. Every kernel of the family keeps its rows apart like this.
-        faults: ways to be wrong of a kernel of this family, beside those of any kernel (see `harness.faults`).
+        faults: errors of kernels of this family, in addition to those of any kernel (see `harness.faults`).
         unseen: why a verification does not reject a kernel with a fault, by pattern of the fault's name.
         unverified: why none of its kernels can be run for evidence; empty if they have run, or only await a GPU run.
     """
@@ -224,7 +225,7 @@ class Family:
         return st.tuples(plans, drawn).map(lambda each: each[0] if each[1] is None else {**each[0], LAYOUT: each[1]})
 
     def layouts(self, definition: Definition) -> tuple[str, ...]:
-        """The layouts of its inputs beside the dense one."""
+        """The layouts of its inputs other than the dense one."""
         return (NAN_ROW,) * bool(self.isolated_of(definition)) + (STRIDED,) * bool(self.strided_of(definition))
 
     def strided_of(self, definition: Definition) -> list[str]:
@@ -244,11 +245,27 @@ class Family:
         these are usual ones, since other corners need each of theirs."""
         plans, layouts = list(self.plan.corners(request)), self.layouts(request.definition)
         if isinstance(self.plan, RowPlans):
-            usual = self.plan.with_corners(lambda _: [{}]).corners(request)[:1]
-            return [*plans, *({**plan, LAYOUT: layout} for plan in usual for layout in layouts)]
+            usual = self._usual_corner(request)
+            return [*plans, *({**usual, LAYOUT: layout} for layout in layouts)]
         for place, layout in zip(reversed(range(len(plans))), layouts, strict=False):
             plans[place] = {**plans[place], LAYOUT: layout}
         return plans
+
+    def _usual_corner(self, request: PlanRequest) -> Plan:
+        """A few usual rows; of requests, the last corner."""
+        if isinstance(self.plan, OwnPlans):
+            return self.plan.plan_for_axes(request.definition, {}, Draws(0, "cpu"))
+        plan = self.plan.with_corners(lambda _: [{}]) if isinstance(self.plan, RowPlans) else None
+        return plan.corners(request)[0] if plan else self.plan.corners(request)[-1]
+
+    def far_plan(self, request: PlanRequest) -> Plan | None:
+        """The plan whose offsets do not fit in 32 bits (see `harness.far`); None if there is none, on a CPU as well, or
+        for a kernel that takes fewer rows."""
+        rows, axis = rows_before(request.definition), far_axis(request.definition)
+        _, most = request.limits.get(axis or "", (0, 2 * rows))
+        if not (request.large and rows) or most < min(2 * rows, NO_LIMIT):
+            return None
+        return {**self._usual_corner(request), LAYOUT: FAR}
 
     def inputs(self, definition: Definition, plan: Plan, seed: int, device: str | torch.device) -> Inputs:
         """The inputs of one case, checked against the Definition's shapes, dtypes and constraints."""
@@ -264,7 +281,7 @@ class Family:
         """
         entries, layout = self.plan.entries(definition), plan.get(LAYOUT)
         unknown, missing = sorted(plan.keys() - entries), sorted(entries - plan.keys())
-        if layout in self.layouts(definition) or (layout == FAR and self.strided_of(definition)):
+        if layout in self.layouts(definition) or (layout == FAR and rows_before(definition)):
             unknown.remove(LAYOUT)
         if unknown or missing:
             raise InputError(
@@ -275,8 +292,8 @@ class Family:
             inputs = self.make_inputs(definition, plan, Draws(seed, device))
         if layout == NAN_ROW:
             inputs = with_nan_row(inputs, self.isolated_of(definition), seed)
-        elif layout in (STRIDED, FAR):
-            inputs = rows_apart(inputs, self.strided_of(definition), layout == FAR)
+        elif layout == STRIDED:
+            inputs = rows_apart(inputs, self.strided_of(definition))
         return inputs, definition.check_inputs(inputs)
 
     def inputs_for_axes(
@@ -303,7 +320,7 @@ class Family:
         return inputs
 
     def expected(self, definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-        """What the oracle says of each output.
+        """The oracle's expectation of each output.
 
         Raises:
             FamilyError: it does not speak of exactly the Definition's outputs.

@@ -2,8 +2,8 @@
 
 A mutant of `harness.mutants` is wrong nearly everywhere, so every comparison must reject it. A fault is as small as
 faults of kernels are, and a case may hide it: what counts is after how many cases a verification rejects the kernel
-(see `harness.power`). Elements, rows and tiles are drawn uniformly, by the number of the case, so that an element in
-which a fault is below the bound is as likely as any other; where a fault says so, it is in the largest element.
+(see `harness.power`). Elements, rows and tiles are drawn uniformly, by the number of the case. So an element in which
+a fault is below the bound is as likely as any other. Some faults say that they are in the largest element instead.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ class FaultyCase:
 
     @functools.cached_property
     def outputs(self) -> dict[str, torch.Tensor]:
-        """What the kernel answers."""
+        """The kernel's outputs."""
         return self.run(self.inputs)
 
     @functools.cached_property
     def before(self) -> dict[str, torch.Tensor]:
-        """What it answered to the case before, which its memory may still hold."""
+        """The outputs of the previous case, which the kernel's memory may still hold."""
         return self.run(self.other)
 
     def number(self, below: int) -> int:

@@ -124,7 +124,7 @@ class Draws:
         Kinds: ``normal``; ``integers`` (-4..4: products and short sums are exact, so a kernel must round correctly);
         ``large`` (1000 times larger); ``tiny`` (1000 times smaller); ``huge`` and ``minute`` (factors 1e5 and 1e-6, for
         corners: at the ends of float16's range); ``vast`` (for corners: rows that are 1e8, 1e16 and 1e19 times larger,
-        in turn); ``constant_rows`` (one value per row, so that its mean square is that value's square); ``spread``
+        in turn); ``constant_rows`` (one value per row: its mean square is that value's square); ``spread``
         (rows that are 2^-10 to 2^10 times as large, in a random order: what is scaled or clamped for all rows alike
         loses some); ``special`` (for corners of copies: two thirds are `special_numbers`).
         """
@@ -210,7 +210,7 @@ def split(total: int, parts: int, draws: Draws) -> list[int]:
 
 
 def clone_inputs(inputs: dict[str, Any]) -> dict[str, Any]:
-    """A copy of the inputs in separate memory, so that a kernel may overwrite it; what lies between rows is copied."""
+    """A copy of the inputs in separate memory that a kernel may overwrite. The memory between rows is also copied."""
     return {name: _copy(value) if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
 
 

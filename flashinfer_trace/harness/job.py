@@ -14,11 +14,11 @@ import torch
 from hypothesis import strategies as st
 
 from flashinfer_trace.format.definition import Definition
-from flashinfer_trace.harness.family import Family, Kernel, Plan, PlanRequest
+from flashinfer_trace.harness.family import Family, FamilyError, Kernel, Plan, PlanRequest
 from flashinfer_trace.harness.plans import many_rows, one_row
 from flashinfer_trace.sandbox.worker import ReferenceWorker
 
-#: What a kernel asks of plans: limits of variable axes, and options.
+#: A kernel's constraints on plans: limits of variable axes, and options.
 Drawing = tuple[Mapping[str, tuple[int, int]], object | None]
 
 #: The cases that a kernel has of its own, beyond those that it shares with kernels that take less (`Kernel.common`).
@@ -40,7 +40,7 @@ def prepare(definition: Definition, family: Family, device: str, full: bool) -> 
 
 @dataclass(frozen=True)
 class Job:
-    """What is verified, where, and at which sizes.
+    """A target to verify, with its device and its sizes.
 
     Attributes:
         definition: as loaded (real sizes).
@@ -85,19 +85,34 @@ class Job:
         return [*family.corners(request), *many_rows(family.plan, request), *one_row(family.plan, request)]
 
     @property
+    def far_plan(self) -> Plan:
+        """The plan of the case with offsets beyond 32 bits.
+
+        Raises:
+            FamilyError: there is none.
+        """
+        plan = self.family.far_plan(self.request)
+        if plan is None:
+            raise FamilyError(
+                f"{self.definition.name}: no case with offsets beyond 32 bits: it takes a GPU, and caches or rows that "
+                f"may be so many"
+            )
+        return plan
+
+    @property
     def request(self) -> PlanRequest:
-        """What plans are made for."""
+        """The request for its plans."""
         limits, options = self.drawing
         return PlanRequest(self.sized, limits, self.large, options)
 
     @property
     def drawing(self) -> Drawing:
-        """What its kernel asks of plans."""
+        """Its kernel's constraints on plans."""
         return (self.kernel.limits, self.kernel.plan_options) if self.kernel else ({}, None)
 
     @property
     def common(self) -> Drawing | None:
-        """What other kernels ask, which take less and whose cases it shares; None if there are none."""
+        """The constraints of other kernels that take less and whose cases it shares; None without such kernels."""
         return (self.kernel.limits, self.kernel.common) if self.kernel and self.kernel.common is not None else None
 
     def line(self, plan: Plan, seed: int) -> str:
@@ -117,7 +132,7 @@ class Round:
 
     Attributes:
         numbers: of the jobs; cases are drawn for the first one.
-        examples: cases that are drawn, beside the corners.
+        examples: cases that are drawn, in addition to the corners.
     """
 
     numbers: tuple[int, ...]
@@ -125,7 +140,7 @@ class Round:
 
 
 def rounds(jobs: Sequence[Job], examples: int) -> list[Round]:
-    """In which rounds jobs are verified, so that each has `examples` cases at least.
+    """The rounds in which jobs are verified. Each job gets at least `examples` cases.
 
     Jobs whose kernels have the same limits and options of plans share all of their cases. A kernel that takes more than
     others shares those of the others first, and has a few of its own then.

@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 
-#: The entry of a plan, and its values beside the usual one.
+#: The entry of a plan, and its values other than the usual one.
 LAYOUT, STRIDED, NAN_ROW = "layout", "strided", "nan_row"
-#: Only where a plan is given by hand: strided rows so far apart that the last one begins beyond FAR_ELEMENTS, which
-#: 32 bits do not count. Each such input takes 4 GB or more in bfloat16, and the judge would copy it for each call.
-FAR, FAR_ELEMENTS = "far", 1 << 31
+#: Rows, or pages, behind so many others that 32 bits do not count their elements: see `harness.far`. On a GPU only.
+FAR = "far"
 #: Bytes between two rows: as aligned as the rows are, whatever a kernel loads at once.
 APART = 256
 #: NaN in any floating-point dtype.
@@ -24,21 +23,17 @@ NAN_BYTE = 0xFF
 ONES = {torch.float8_e4m3fn: 0x38, torch.float8_e5m2: 0x3C}
 
 
-def rows_apart(inputs: Mapping[str, Any], names: Collection[str], far: bool = False) -> dict[str, Any]:
+def rows_apart(inputs: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     """The inputs, with NaN between the rows (of the first axis) of those of these names, as in a slice of a wider
-    tensor or in a padded cache; far apart, between them is what memory holds. Within a row, elements stay dense."""
-    return {name: _apart(value, far) if name in names else value for name, value in inputs.items()}
+    tensor or in a padded cache. Within a row, elements stay dense."""
+    return {name: _apart(value) if name in names else value for name, value in inputs.items()}
 
 
-def _apart(value: torch.Tensor, far: bool) -> torch.Tensor:
+def _apart(value: torch.Tensor) -> torch.Tensor:
     if value.ndim < 2 or not value.numel():
         return value
     rows, row = len(value), value[0].numel()
-    if far:
-        step = max(row, -(-FAR_ELEMENTS // max(1, rows - 1))) * value.itemsize
-        memory = torch.empty((rows, -(-step // APART) * APART), dtype=torch.uint8, device=value.device)
-    else:
-        memory = torch.full((rows, row * value.itemsize + APART), NAN_BYTE, dtype=torch.uint8, device=value.device)
+    memory = torch.full((rows, row * value.itemsize + APART), NAN_BYTE, dtype=torch.uint8, device=value.device)
     return memory.view(value.dtype)[:, :row].view(value.shape).copy_(value)
 
 

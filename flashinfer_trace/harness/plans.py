@@ -37,7 +37,7 @@ FEWEST = 100
 SPREAD = "spread"
 #: The memory of inputs up to which a case takes about 0.2 seconds.
 BYTES = 10 * 2**20
-#: What other variable axes count, where the memory is estimated.
+#: The size of other variable axes where the memory is estimated.
 OTHERS = 8
 #: A kernel that takes so many rows takes any number.
 NO_LIMIT = 1 << 20
@@ -49,7 +49,7 @@ class FamilyError(LookupError):
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What plans may be drawn.
+    """The constraints on the plans that may be drawn.
 
     Attributes:
         definition: at the sizes to be run (a family's small twin, or the real one).
@@ -157,7 +157,7 @@ class Drawn:
 
 #: The values of an entry, the usual one first; or what gives them.
 Choices = Sequence[Any] | Callable[[PlanRequest], Sequence[Any]] | Drawn
-#: What corners have that differs from the usual plan; or what gives it.
+#: The entries of corners that differ from the usual plan; or a function that gives them.
 Corners = Sequence[Mapping[str, Any]] | Callable[[PlanRequest], Sequence[Mapping[str, Any]]]
 
 

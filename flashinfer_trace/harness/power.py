@@ -23,7 +23,7 @@ from flashinfer_trace.verdict.tensors import torch_dtype
 
 @dataclasses.dataclass
 class Power:
-    """What a verification saw of one fault.
+    """The result of a verification for one fault.
 
     Attributes:
         applied: cases in which the faulty kernel's outputs differed.
@@ -54,7 +54,7 @@ def power(job: Job, examples: int, seed: int = 0) -> dict[str, Power]:
 
     Args:
         job: with a kernel.
-        examples: real cases beside the corners.
+        examples: real cases in addition to the corners.
         seed: of the verification.
 
     Raises:

@@ -15,7 +15,7 @@ from flashinfer_trace.sandbox.limits import ReferenceFailed
 def wrong_sizes(definition: Definition, inputs: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """`inputs` with one const axis of one tensor one too large, then one too small, each with a line that says so.
 
-    The added elements repeat the last ones, so that every value stays valid.
+    The added elements repeat the last ones: every value stays valid.
     """
     for spec in definition.inputs.values():
         for dimension, axis in enumerate(spec.shape or ()):

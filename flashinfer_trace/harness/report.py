@@ -60,14 +60,14 @@ def worse(known: float, new: float) -> float:
 
 @dataclass
 class Report:
-    """What `verify` found of one Definition and one target.
+    """The findings of `verify` for one Definition and one target.
 
     Attributes:
         target: ``oracle``, or the kernel's label.
         status: ``passed``, ``failed`` or ``skipped``.
         cases, vacuous: distinct cases that count, and those that proved nothing.
         corners: how many of them the family names (see `Family.corners`).
-        real_size: cases at the Definition's own sizes, beside those of its small twin (see `harness.twins`).
+        real_size: cases at the Definition's own sizes, besides those of its small twin (see `harness.twins`).
         only_twin: whether there are none of these, because the inputs are too large for a CPU.
         message: why it failed (ends with the line that repeats the case) or was skipped.
         plans: the cases by content.

@@ -13,6 +13,7 @@ from flashinfer_trace.harness.case import CaseResult, SharedCase, reference_run,
 from flashinfer_trace.harness.cases import Case, cases, shrink
 from flashinfer_trace.harness.family import FamilyError, Plan
 from flashinfer_trace.harness.job import Job, prepare, rounds
+from flashinfer_trace.harness.layouts import FAR, LAYOUT
 from flashinfer_trace.harness.refusals import accepted_wrong_sizes
 from flashinfer_trace.harness.report import OutputSummary, Report
 from flashinfer_trace.sandbox.limits import Budget, ReferenceFailed, ReferenceLimits
@@ -55,14 +56,15 @@ def verify_together(
     """Runs the family's corners, then cases until `examples` real ones have passed, one failed, or draws are used up.
 
     Jobs for which the same plans may be drawn share their cases (see `rounds`): inputs, reference and oracle are
-    computed once. One that fails does not stop the others. Of a reference on a CPU it also checks that inputs of a
-    wrong size are refused, and the family's own `checks`.
+    computed once. One that fails does not stop the others. For a reference on a CPU it also checks that inputs of a
+    wrong size are refused, and runs the family's own `checks`.
 
     Args:
         jobs: targets of one Definition, on one device and at the same sizes.
-        examples: distinct real (not vacuous) cases required of each beside the corners; fewer is a failure.
+        examples: distinct real (not vacuous) cases required of each in addition to the corners; fewer is a failure.
         seed: of hypothesis's draws; the seed of the elements is drawn by it.
-        plan: run this one case, with `seed` as the seed of its elements.
+        plan: run this one case, with `seed` as the seed of its elements; ``{"layout": "far"}`` is the family's case
+            with offsets beyond 32 bits, which takes up to 40 GB of a GPU.
         on_case: called after each case of each job, for progress.
 
     Returns:
@@ -119,7 +121,7 @@ class _Target:
             summary.add(reference, result.kernel.get(name))
 
     def judge_seeds(self) -> None:
-        """Fails a sampler whose seed makes no difference to SEEDED_ROWS rows, which chance cannot explain."""
+        """Fails a sampler whose seed makes no difference to `SEEDED_ROWS` rows, which chance cannot explain."""
         kernel, job = self.job.kernel, self.job
         if kernel is not None and kernel.seeded is not None:
             rows = dict.fromkeys(job.sized.var_axes, SEEDED_ROWS)
@@ -163,7 +165,7 @@ class _Cases:
         try:
             self._check_records()
             if plan is not None:
-                self.run(plan, self._seed)
+                self.run(self._job.far_plan if plan == {LAYOUT: FAR} else plan, self._seed)
             elif self._running:
                 self._all(examples)
         except (CaseFailure, FamilyError) as failure:
@@ -295,7 +297,7 @@ class _Cases:
             self._on_case(result)
         if result.failures:
             return "\n  ".join([*result.failures, f"axes {result.axes}", repeat])
-        # What passes while a failing case is shrunk does not count: else none would be missing, and it would not fail.
+        # Cases that pass during shrinking do not count: else none would be missing, and it would not fail.
         if self._shrunk is None:
             target.count(result)
         if not result.vacuous:

@@ -1,8 +1,8 @@
-"""What a submission's process does once a call has returned: it keeps the outputs, and runs no code of the submission.
+"""The work of a submission's process after a call has returned: it keeps the outputs, and runs no submitted code.
 
-The clock of a timed call has stopped by then, so that whatever is computed here would take no time. All that is used
-here is taken from Python and torch before a submission can replace it: what is built in, too, of which the functions
-here have a copy of their own.
+The clock of a timed call has stopped by then, so work done here would not be timed. Everything used here is taken from
+Python and torch before a submission can replace it. That includes builtins: the functions here have their own copy of
+them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ globals()["__builtins__"] = dict(vars(builtins))  # before the functions that lo
 #: Longest name, of an output or a type, that is told, in characters.
 MAX_NAME = 200
 
-#: What torch computes with where outputs are copied, and memory is brought into the state before a call.
+#: Torch's operators that copy outputs and restore the memory to its state before a call.
 _OPERATORS = (
     *("_to_copy", "as_strided", "clone", "copy_", "detach", "empty.memory_format", "empty_like", "empty_strided"),
     *("fill_", "index_copy_", "lift_fresh", "slice.Tensor", "sum", "sum.dim_IntList", "view.dtype", "zero_"),
@@ -107,7 +107,7 @@ def stored(returned: Any, outputs: Mapping[str, torch.Tensor]) -> dict[str, Any]
     Classes of the submission's own are read as the container that they derive from, and never asked for anything.
 
     Raises:
-        ReturnError: there are too few or too many values, or their names are no strings.
+        ReturnError: there are too few or too many values, or their names are not strings.
     """
     described: dict[str, Any] = {}
     for name, value in _named(returned, outputs):

@@ -1,4 +1,4 @@
-"""What runs inside a submission's process: it loads the submission, then calls it as often as the judge asks.
+"""The code that runs inside a submission's process: it loads the submission, then calls it as often as the judge asks.
 
 Nothing here can be trusted once the submission was loaded, and nothing has to be: the judge looks at memory, and no
 oracle, bound or earlier case is in the memory of this process. The inputs of one call are all that it is given.
@@ -24,9 +24,10 @@ import torch
 
 from flashinfer_trace.judging.after_call import Replaced, Undisturbed, stored, unhush, unreplaced
 from flashinfer_trace.judging.compiled import CompileError
-from flashinfer_trace.judging.loading import LoadError, ReturnError, Submitted, bound, load
+from flashinfer_trace.judging.loading import LoadError, Planned, ReturnError, Submitted, bound, load
 from flashinfer_trace.judging.stopwatch import Stopwatch, TimedCalls, captured, seed_all
 from flashinfer_trace.sandbox import confine, protocol
+from flashinfer_trace.sandbox.far_rows import FarRows
 from flashinfer_trace.sandbox.limits import MAX_MESSAGE, MAX_TEXT
 from flashinfer_trace.sandbox.shared_memory import SharedMemory, Slot, tensor_in
 
@@ -61,7 +62,7 @@ _WATCHED = {
     "torch.testing": ("assert_close",),
 }
 
-#: Where frames are that say nothing of a submission: those of the judge, and of the import system.
+#: Places of frames that do not concern a submission: those of the judge, and of the import system.
 _OURS = (os.path.dirname(__file__), os.path.dirname(importlib.__file__), "<frozen importlib")
 
 #: Where modules are called, and functions that torch's decorators made: no place of a submission.
@@ -75,7 +76,7 @@ MAX_FILE = 200
 
 
 def prepare(kernel: object | None) -> tuple[int, Callable[[socket.socket], None]]:
-    """Gets the server of submissions ready (see `fork_server.Service`): first of all, whether domains work here.
+    """Gets the server of submissions ready (see `fork_server.Service`): first, whether domains work here.
 
     No process that has a submission in it is asked, which could lie. The server has never touched CUDA, so its
     processes can; and it has imported neither a family nor the harness.
@@ -111,6 +112,7 @@ class _Session:
         self._slots: Mapping[str, Any] = {}
         self._root: str | None = None
         self._stopwatch: Stopwatch | None = None
+        self._plans = False
 
     def answer_all(self) -> None:
         before = _watched()
@@ -120,7 +122,9 @@ class _Session:
             if "submission" in request:  # another one only after a known kernel, if at all
                 if request["printed"]:
                     self._print_to_judge()
-                submitted = self._answer(lambda: {"loaded": True}, functools.partial(self._load, request))
+                submitted = self._answer(
+                    lambda: {"loaded": True, "plans": self._plans}, functools.partial(self._load, request)
+                )
                 continue
             if "rest" in request or "awake" in request:
                 submitted = None
@@ -153,13 +157,14 @@ class _Session:
         if self._device != "cpu":
             torch.cuda.set_device(torch.device(self._device).index or 0)
         self._limit_memory(request["memory_bytes"])
-        if submission["kind"] == "forked":
-            return bound(self._kernel, self._device, self._inputs, self._outputs)
         if submission["kind"] == "known":
             self._stopwatch.watch_phases(submission["kernel"].partition("[")[0])
-        else:
+        elif submission["kind"] != "forked":
             _hide_package()
-        return load(submission, self._device, self._inputs, self._outputs)
+        names = self._device, self._inputs, self._outputs
+        found = bound(self._kernel, *names) if submission["kind"] == "forked" else load(submission, *names)
+        self._plans = isinstance(found, Planned)
+        return found
 
     def _limit_memory(self, memory_bytes: int | None) -> None:
         if memory_bytes is None:
@@ -181,7 +186,7 @@ class _Session:
             torch.cuda.empty_cache()
 
     def _call(self, submitted: Submitted, request: Mapping[str, Any]) -> dict[str, Any]:
-        """One call. What is returned is copied into the memory of the outputs at once, on the stream of the call."""
+        """One call. Returned values are copied at once into the memory of the outputs, on the stream of the call."""
         assert self._shared is not None
         host = self._shared.memory[: request["size"]]
         memory = self._device_memory(host)
@@ -191,22 +196,30 @@ class _Session:
         del poisoned  # memory that the submission allocates is likely this one
         stream = None if memory is host else torch.cuda.current_stream()
         with torch.no_grad():
-            returned = submitted(inputs, dict(outputs))
+            far = FarRows(**request["far"]) if "far" in request else None
+            given, written = (far.given(inputs), far.filled(outputs)) if far else (inputs, outputs)
+            returned = submitted(dict(given), dict(written))
             with Undisturbed():
                 unreplaced()
                 if stream is not None:
                     torch.cuda.set_stream(stream)  # the submission may have left another one
-                described = {} if returned is None else stored(returned, outputs)
+                described = {} if returned is None else stored(returned, written)
+                if far is not None:
+                    _bring_back(far.inputs, given, inputs)
+                    _bring_back(far.outputs, written, outputs, described)
+                    del given, written, returned  # tens of gigabytes
                 if memory is not host:
                     snapshot = memory.clone()  # on the stream of the call, before anything waits for other streams
                     host.copy_(snapshot)
                     torch.cuda.synchronize()
+        if far is not None and memory is not host:
+            torch.cuda.empty_cache()
         return {"returned": described}
 
     def _timed(self, submitted: Submitted, request: Mapping[str, Any]) -> dict[str, Any]:
         """Several calls: memory is as it was before each, and outputs are copied after it, on the stream of the call.
 
-        The judge says when the calls begin, and is told when they have ended, so that its own clock can run meanwhile.
+        The judge says when the calls begin, and is told when they have ended. Its own clock runs in between.
         """
         assert self._shared is not None and self._stopwatch is not None
         size, timing = request["size"], request["timing"]
@@ -218,7 +231,11 @@ class _Session:
         first = min(request["slots"][f"output {name}"]["offset"] for name in self._outputs)
         copies = self._shared.memory[size : size + timing["repeats"] * (size - first)].view(timing["repeats"], -1)
         series = TimedCalls(self._stopwatch, memory, first, request["seed"], timing)
-        series.prepare(ready or (lambda: submitted(inputs, dict(outputs))), outputs)
+        run = submitted.run if isinstance(submitted, Planned) else submitted
+        if isinstance(submitted, Planned):
+            known = [Slot.from_json(self._slots[name]) for name in submitted.names if name in self._slots]
+            series.plan_with(lambda: submitted.plan(inputs), [(slot.offset, slot.end) for slot in known])
+        series.prepare(ready or (lambda: run(inputs, dict(outputs))), outputs)
         self._answer(dict, dict)
         returned = series.run(protocol.read_header(self._read))
         self._answer(dict, dict)
@@ -231,9 +248,9 @@ class _Session:
         return {"returned": returned, "times": series.times()}
 
     def _ready(self, submitted: Submitted, request: Mapping[str, Any]) -> Callable[[], Any] | None:
-        """The call, made once on what the call before left on a GPU, so that the first timed one is slow for its inputs
-        alone; None where nothing was left. One that is to be replayed is captured there too: the submission's code runs
-        on no inputs before they are timed.
+        """The call, made once on the data that the previous call left on a GPU; None if it left nothing. After that,
+        only new inputs can slow the first timed call. A call to be replayed is also captured there: the submission's
+        code never runs on inputs before they are timed.
 
         Raises:
             RuntimeError: it cannot be captured.
@@ -244,18 +261,19 @@ class _Session:
                 raise RuntimeError("a CUDA graph is captured on earlier inputs of the same shapes, and there are none")
             return None
         inputs, outputs = self._tensors(self._on_device[: request["size"]], request)
+        run = submitted.run if isinstance(submitted, Planned) else submitted
 
         def call() -> Any:
-            return submitted(inputs, dict(outputs))
+            return run(inputs, dict(outputs))
 
         with torch.no_grad():
-            call()
+            submitted(inputs, dict(outputs))
         torch.cuda.synchronize()
         return captured(call) if graph else call
 
     def _move(self) -> None:
-        """Moves what is on a GPU, and what the kernel will allocate, to other pages of its memory, on which its time
-        depends a little; it stays if there is no room."""
+        """Moves the data on a GPU, and the kernel's future allocations, to other pages of GPU memory. The time
+        depends slightly on these pages. Without enough room, nothing moves."""
         if self._on_device is None:
             return
         self._beside = None
@@ -310,6 +328,17 @@ class _Session:
             target = target[count:]
 
 
+def _bring_back(
+    rows: Mapping[str, int], far: dict[str, Any], own: dict[str, Any], described: dict[str, Any] | None = None
+) -> None:
+    """Copies the rows of the case, which are behind so many others, and describes them as they are then."""
+    for name, before in rows.items():
+        own[name].copy_(far[name][before:])
+        form = (described or {}).get(name, {})
+        if form.get("shape"):
+            form["shape"][0] -= before
+
+
 def _seed_afresh() -> None:
     """Seeds global generators as a new interpreter does: a fork has those of its parent, and draws what others draw."""
     torch.default_generator.seed()
@@ -326,7 +355,7 @@ class _Hidden(importlib.abc.MetaPathFinder):
 
 
 def _hide_package() -> None:
-    """Takes this package from the submission: a reference or an oracle in it is no kernel of its own."""
+    """Takes this package from the submission: it must not answer with a reference or an oracle."""
     for name in [name for name in sys.modules if name == _PACKAGE or name.startswith(f"{_PACKAGE}.")]:
         del sys.modules[name]
     sys.meta_path.insert(0, _Hidden())
@@ -359,7 +388,7 @@ def error_line(error: BaseException, root: str | None = None) -> str:
 
     Args:
         error: what it raised.
-        root: of a Solution, the directory that its package lies in.
+        root: of a Solution, the directory that contains its package.
     """
     frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(_OURS)]
     if root is not None and frames and isinstance(error, ModuleNotFoundError):
@@ -380,7 +409,7 @@ def own_traceback(error: BaseException, root: str | None = None) -> str:
 
 
 def _message(error: BaseException) -> str:
-    """What an error says. The code that says it may be the submission's."""
+    """The message of an error. The code that makes it may be the submission's."""
     try:
         return str(error)
     except BaseException as another:
@@ -392,9 +421,9 @@ def _place(frame: traceback.FrameSummary) -> str:
 
 
 def _own_import(name: str, frame: traceback.FrameSummary, root: Path) -> str:
-    """What to write instead, if a source of a Solution was imported as a module of its own; empty if none was.
+    """The import to write instead, if a source of a Solution was imported as a top-level module; empty if none was.
 
-    Sources are modules of one package: from beside the file that imports, or from the package's own directory.
+    Sources are modules of one package: from the directory of the importing file, or from the package's own directory.
     """
     file, module = Path(frame.filename), name.partition(".")[0]
     if not module.isidentifier() or root not in file.parents:

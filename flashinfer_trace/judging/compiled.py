@@ -14,7 +14,7 @@ from typing import Any
 COMPILED = {"cpp": ("c++", "CXX"), "cuda": ("nvcc", "CUDACXX")}
 #: How a library is bound to Python, as Solutions name it; the first is the default.
 BINDINGS = ("tvm-ffi", "torch")
-#: Of the sources that are compiled, by language; others are headers.
+#: Suffixes of the sources that are compiled, by language; others are headers.
 SUFFIXES = {"cpp": (".cpp", ".cc", ".cxx", ".c"), "cuda": (".cu", ".cpp", ".cc", ".cxx", ".c")}
 #: How many characters of the compiler's messages are shown: the first error is at their beginning.
 MOST_SHOWN = 1500
@@ -32,7 +32,7 @@ def built(request: Mapping[str, Any], device: str) -> Any:
         device: for whose GPU CUDA is compiled.
 
     Raises:
-        CompileError: there is no compiler, or it refuses the sources.
+        CompileError: no compiler was found, or it refuses the sources.
         RuntimeError: CUDA has no GPU to run on.
     """
     language, binding = request["language"], request["binding"]

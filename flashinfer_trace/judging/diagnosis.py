@@ -1,4 +1,4 @@
-"""What is wrong with an output as a whole, and a guess at why. No verdict rests on it."""
+"""Describes how an output as a whole is wrong, and guesses why. No verdict depends on it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from flashinfer_trace.verdict.tensors import as_integers
 FEWEST, MOST_OF = 32, 0.98
 #: How many indices are listed one by one.
 LISTED = 4
-#: Of a factor: how much its median must stick out of the bounds, and in how many of them the other elements fit it.
-#: Elements that are smaller than so many bounds say nothing.
+#: Numbers of bounds: how far the median of a factor must be from 1, how close the other elements must be to the factor,
+#: and how large an element must be to count.
 STICKS_OUT, FITS, TELLING = 2.0, 2.0, 8.0
 #: How many roundings to the output's dtype can be distinguished, and their names.
 ROUNDINGS = {2: "two", 3: "three"}
@@ -66,7 +66,7 @@ def diagnosed(
 
 
 def _blank(fill: torch.Tensor) -> torch.Tensor:
-    """Where a fill is no usual number."""
+    """Where a fill is not an ordinary number."""
     return fill.isnan() if fill.is_floating_point() else torch.zeros_like(fill, dtype=torch.bool)
 
 
@@ -78,7 +78,7 @@ def _guess(
     unwritten: torch.Tensor,
     names: Sequence[str],
 ) -> str:
-    """What most likely went wrong; empty if nothing is likely."""
+    """The most likely cause; empty if none is likely."""
     if not wrong.any():
         return ""
     for mask, what in ((unwritten, "not written"), (got.isnan(), "NaN"), (got == 0, "zero")):

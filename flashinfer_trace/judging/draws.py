@@ -21,10 +21,10 @@ ROWS, ELEMENTS = 1024, 1 << 24
 #: Rows of the inputs that are looked at so: how often two draws of one row are equal differs between them.
 SOURCES = 4
 
-#: Probability that a sampler that draws each row independently is rejected all the same.
+#: Probability that a sampler is rejected although it draws each row independently.
 ALPHA = 1e-8
 
-#: What a sampler may take its randomness from, and how often, for messages.
+#: Permitted sources of a sampler's randomness, and how often to use them, for messages.
 ADVICE = (
     "draw from torch's generators, which each call finds in another state, or take a seed from the system's entropy"
 )
@@ -41,7 +41,7 @@ def unrandom(
         job, process: what is judged, and its process.
         begin: starts another process with the same submission; None where it would begin in a state that this one had.
         seed: of the inputs, and of the calls.
-        rows: whether to look at rows of one call, too.
+        rows: whether to compare rows of one call as well.
 
     Raises:
         Failed: it gave no outputs.

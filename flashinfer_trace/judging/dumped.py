@@ -31,7 +31,7 @@ from flashinfer_trace.sandbox.worker import ReferenceFailed, ReferenceWorker
 from flashinfer_trace.verdict.outputs import misfits, numbers_as_tensors
 from flashinfer_trace.verdict.tensors import torch_dtype
 
-#: What a dump may be.
+#: The classes of dumps.
 SAME, ANOTHER, NEW_SIZE, UNKNOWN = "same", "another function", "new size", "unknown"
 CLASSES = (SAME, NEW_SIZE, ANOTHER, UNKNOWN)
 #: Drawn cases that must count, in addition to the corners. A dump may have several candidates.
@@ -49,7 +49,7 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Classified:
-    """What one dump is.
+    """The classification of one dump.
 
     Attributes:
         dump: as it was read.
@@ -69,7 +69,7 @@ class Classified:
 
 
 def classified(dumps: Iterable[Dump], version: str) -> Iterator[Classified]:
-    """What each dump is, as it is found."""
+    """Yields the classification of each dump as soon as it is known."""
     with ReferenceWorker(waived=TIES) as worker:
         references = References(worker)
         for dump in dumps:
@@ -245,7 +245,7 @@ class _Judged:
         return None, size
 
     def _in_declared_dtypes(self, outputs: Outputs) -> Outputs:
-        """The outputs; one in another floating or integer dtype is converted, so that its values are judged."""
+        """The outputs. One in another floating or integer dtype is converted first: its values are judged."""
         named = dict(outputs)
         for name, value in outputs.items():
             wanted = torch_dtype(self._job.sized.outputs[name].dtype)

@@ -15,7 +15,9 @@ import torch
 from flashinfer_trace.families import family_of
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.cases import Case
+from flashinfer_trace.harness.far import far_rows
 from flashinfer_trace.harness.job import Job
+from flashinfer_trace.harness.layouts import FAR, LAYOUT
 from flashinfer_trace.judging.process import Answer
 from flashinfer_trace.judging.submission import Submission
 from flashinfer_trace.verdict.errors import element_bound
@@ -84,6 +86,7 @@ class FailingCase:
             },
             "outputs": {name: spec.dtype for name, spec in self.definition.outputs.items()},
             **{"axes": dict(self.axes), "plan": dict(self.plan), "seed": self.seed},
+            **({"far": far_rows(self.definition).to_json()} if self.plan.get(LAYOUT) == FAR else {}),
             **_copied(submission, directory),
         }
         (directory / "case.json").write_text(json.dumps(case, indent=2, allow_nan=True) + "\n", encoding="utf-8")

@@ -13,6 +13,7 @@ from flashinfer_trace.harness.plans import NO_LIMIT
 from flashinfer_trace.harness.verify import Job
 from flashinfer_trace.judging.verdict import Failure, OutputFigures
 from flashinfer_trace.verdict.compare import Comparison, Expected, Policy
+from flashinfer_trace.verdict.errors import RowSigns
 from flashinfer_trace.verdict.pooled import Pool
 
 #: The label of the reference's own standard.
@@ -31,6 +32,7 @@ class Standard:
         cases, vacuous: of those that it passed, how many could have failed, and how many could not.
         figures: of each output.
         pool: what is added up over all cases.
+        signs: of each output, how its errors lean over all cases.
     """
 
     label: str
@@ -41,6 +43,7 @@ class Standard:
     vacuous: int = 0
     figures: dict[str, OutputFigures] = field(default_factory=dict)
     pool: Pool = field(default_factory=Pool)
+    signs: dict[str, RowSigns] = field(default_factory=dict)
 
     def failure(self, job: Job, inputs: Inputs, outputs: Outputs, expected: Mapping[str, Expected]) -> Failure | None:
         """How outputs fail this standard; None if they meet it, which is then counted."""
@@ -58,6 +61,8 @@ class Standard:
         else:
             self.cases += 1
             self._count(compared)
+            for name, want in expected.items():
+                self.signs.setdefault(name, RowSigns()).add(policies[name], outputs[name], want)
         return None
 
     def _worst(self, wrong: Mapping[str, Comparison], policies: Mapping[str, Policy]) -> Failure:
@@ -73,9 +78,11 @@ class Standard:
         )
 
     def of_all_cases(self) -> Failure | None:
-        """What all cases together show that none shows alone."""
+        """Failures that all cases together show and no single case shows."""
         worst = self.pool.worst()
-        return None if worst is None or worst[1].passed else self._worst(dict([worst]), self.policies)
+        found = {name: signs.comparison() for name, signs in self.signs.items()} | dict([worst] if worst else [])
+        wrong = {name: one for name, one in found.items() if one is not None and not one.passed}
+        return self._worst(wrong, self.policies) if wrong else None
 
     def _count(self, compared: Mapping[str, Comparison]) -> None:
         self.pool.add(compared)
@@ -91,7 +98,7 @@ class JudgedInputs:
 
     Attributes:
         job: says which plans may be drawn.
-        kernels: beside the reference, whose standards apply.
+        kernels: those whose standards apply, in addition to the reference's.
         limited_to: which inputs these are, in words; empty for all valid ones.
     """
 

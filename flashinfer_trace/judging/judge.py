@@ -8,6 +8,7 @@ import os
 import random
 import secrets
 import shlex
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,10 +21,12 @@ import torch
 from flashinfer_trace.dataset import store
 from flashinfer_trace.families import family_of
 from flashinfer_trace.format.definition import Definition
-from flashinfer_trace.harness.case import device_of
+from flashinfer_trace.harness.case import device_of, poisoned_outputs
 from flashinfer_trace.harness.cases import Case
 from flashinfer_trace.harness.family import Family, Inputs, Kernel
+from flashinfer_trace.harness.far import far_rows
 from flashinfer_trace.harness.job import Job
+from flashinfer_trace.harness.layouts import FAR, LAYOUT
 from flashinfer_trace.judging.diagnosis import diagnosed
 from flashinfer_trace.judging.draws import unrandom
 from flashinfer_trace.judging.failing_case import KeptCase
@@ -56,7 +59,7 @@ __all__ = [
     "with_own_constants",
 ]
 
-#: Drawn cases that count, beside corners and repeated ones.
+#: Drawn cases that count, in addition to corners and repeated ones.
 EXAMPLES = 20
 
 #: Failures that inputs of another kind may not show; after the others nothing more is run.
@@ -67,6 +70,9 @@ LASTING = ("values", "outputs", "relation", "inputs-changed", "raised")
 
 #: Drawn cases that a submission meets after a failure that the machine may have caused.
 EXCUSED = 8
+
+#: Bytes of a GPU that the case with offsets beyond 32 bits leaves free.
+SPARE = 2 << 30
 
 #: Kinds of submissions whose processes all begin alike: a callable's have the generators of the process that they are
 #: copies of, and a known kernel's may have run others.
@@ -94,7 +100,7 @@ def judge(
             (``ModelNew``) is made first.
         definition: or its name.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
-        examples: drawn cases that must count, beside the corners; 1 or more.
+        examples: drawn cases that must count, in addition to the corners; 1 or more.
         seed: of all cases, from 0 to 2**63 - 1; from the system's entropy if there is none.
         twin: whether to judge at the sizes of the family's small twin. By default a twin is judged on a CPU where a
             case at the Definition's own sizes takes more than about a second. That one keeps the constants that no
@@ -105,8 +111,8 @@ def judge(
         keep_going: run the other cases after a failure, unless its process ended, and count them in `Verdict.tally`.
 
     Raises:
-        SubmissionError: what is given is no submission.
-        InputError: there is no such device here, `examples` or `seed` is out of range, or `definition` is none.
+        SubmissionError: `kernel` is not a submission.
+        InputError: this machine lacks the device, `examples` or `seed` is out of range, or `definition` is not one.
         FamilyError: no record covers the Definition.
     """
     examples = whole_number("examples", examples, least=1)
@@ -134,7 +140,7 @@ def judge(
 
 
 def as_submission(kernel: Submission | Callable[..., Any] | str | Path, device: str | torch.device) -> Submission:
-    """What was given to `judge` as a submission."""
+    """Makes the `kernel` argument of `judge` a submission."""
     if isinstance(kernel, Submission):
         return kernel
     if isinstance(kernel, (str, Path)):
@@ -213,7 +219,11 @@ class _Judgment:
             with launch.start() as process:
                 begin = launch.begin if request["kind"] in FRESH else None
                 run = _Run(job, process, known, left, verdict, begin, self.keep_going)
-                verdict.failure = run.all(self.examples, self.seed) or run.longer(self.twins.longer, self.seed)
+                verdict.failure = (
+                    run.all(self.examples, self.seed)
+                    or run.longer(self.twins.longer, self.seed)
+                    or run.beyond_32_bits(self.seed)
+                )
                 if verdict.failure is not None:
                     process.end()  # no other kernel is run where one went wrong
         except Failed as failed:
@@ -221,6 +231,14 @@ class _Judgment:
         except ServerEnded as ended:
             verdict.failure = Failure("died", str(ended))
         return graded(verdict, left)
+
+
+def _free_bytes(device: str) -> int:
+    """The free memory of a GPU; no limit is known for a CPU."""
+    if torch.device(device).type == "cpu":
+        return sys.maxsize
+    torch.cuda.empty_cache()  # this process keeps what it has freed
+    return int(torch.cuda.mem_get_info(device)[0])
 
 
 def graded(verdict: Verdict, left: list[Standard]) -> Verdict:
@@ -301,6 +319,27 @@ class _Run:
             self.verdict.longer |= {axis: value for axis, value in sized.items() if axis in twin and value > twin[axis]}
         return None
 
+    def beyond_32_bits(self, seed: int) -> Failure | None:
+        """Runs the case whose offsets do not fit in 32 bits, last of all, because it may end the process. A kernel that
+        runs out of memory or time there is not judged by it: right ones copy their inputs, or loop over rows."""
+        job, numbers = self.job, random.Random(seed)
+        plan = job.family.far_plan(job.request)
+        if plan is None or self.known or not self.left[0].cases:  # `verify` runs it on real kernels
+            return None
+        case = Case(plan, numbers.getrandbits(31), "corner", numbers.getrandbits(31))
+        inputs = job.family.inputs(job.sized, plan, case.seed, job.device)
+        needed = far_rows(job.sized).bytes_of(inputs, poisoned_outputs(job.sized, inputs, 0)) + SPARE
+        free = _free_bytes(job.device)
+        if needed > free:
+            self.verdict.far = f"not run: it takes {needed >> 30} GiB of GPU memory, and {free >> 30} are free"
+            return None
+        failure = self._case(case)
+        if failure is not None and (failure.out_of_memory or failure.kind == "timed-out"):
+            self.verdict.far, self.verdict.kept = f"not judged: {failure.message}", None
+            return None
+        self.verdict.far = "wrong" if failure else "right"
+        return failure and dataclasses.replace(failure, message=f"with offsets beyond 32 bits: {failure.message}")
+
     def _excusable(self, failure: Failure) -> bool:
         """Whether it may fail like this although its values are right; not once they were, on any case that counts. So
         drawn cases are looked at after such a failure: corners, the hardest ones, come first."""
@@ -328,7 +367,8 @@ class _Run:
         self.verdict.calls += 1
         try:
             poisoned = filled_outputs(job.sized, inputs, case.call_seed)
-            answer = self.process.call(inputs, poisoned, case.call_seed)
+            far = far_rows(job.sized) if case.plan.get(LAYOUT) == FAR else None
+            answer = self.process.call(inputs, poisoned, case.call_seed, far)
         except Failed as failed:
             failure: Failure | None = Failure.of(failed)
         else:
@@ -373,7 +413,7 @@ class _Run:
             verdict.largest[axis] = max(value, verdict.largest.get(axis, 0))
 
     def _unrandom(self, seed: int) -> Failure | None:
-        """What is not random in the draws of a sampler."""
+        """The failure of a sampler whose draws are not random."""
         if not any(kernel.seeded for kernel in self.job.family.kernels):
             return None
         try:
@@ -390,7 +430,7 @@ def checked(
     left: list[Standard],
     in_place: Collection[str] = (),
 ) -> Failure | None:
-    """What is wrong with what one call left; None if a standard is met. Standards that it fails are removed.
+    """The error in the outputs of one call; None if a standard is met. Standards that it fails are removed.
 
     Args:
         job, inputs, expected: what it had to compute.
@@ -411,7 +451,7 @@ def checked(
 
 
 def _misbehavior(answer: Answer, in_place: Collection[str]) -> Failure | None:
-    """What no kernel may do, whatever its outputs are worth."""
+    """The failure of a kernel that did something forbidden, even if its outputs are right."""
     changed = [name for name in answer.changed if name not in in_place]
     if changed:
         return Failure("inputs-changed", f"it changed its inputs {changed}; it must leave them as they are")

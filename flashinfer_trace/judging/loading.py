@@ -48,6 +48,32 @@ class CallForm:
     targets: tuple[str, ...] = field(default=(), compare=False)
 
 
+#: Index inputs that a server knows before it runs a model's layers: one plan serves all layers.
+KNOWN_BEFORE = (
+    *("qo_indptr", "kv_indptr", "kv_indices", "kv_last_page_len", "page_table", "seq_lens"),
+    *("cu_seqlens", "query_start_loc", "cache_indices", "conv_state_indices", "state_indices", "state_batch_indices"),
+)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A submission with `plan` and `run`, as FlashInfer's wrappers have them: a call is both, one after the other.
+
+    Attributes:
+        plan: takes the inputs by name, and passes on those that the submission's `plan` names.
+        run: as any other submission.
+        names: of the inputs that it plans with.
+    """
+
+    plan: Callable[[dict[str, Any]], None]
+    run: Submitted
+    names: tuple[str, ...]
+
+    def __call__(self, given: dict[str, Any], poisoned: dict[str, Any]) -> Any:
+        self.plan(given)
+        return self.run(given, poisoned)
+
+
 class ReturnError(Exception):
     """A call whose results are not the outputs, in number or in place. The message names them."""
 
@@ -56,7 +82,7 @@ def load(request: Mapping[str, Any], device: str, inputs: Sequence[str], outputs
     """The function that a request describes (see `submission.Submission`).
 
     Raises:
-        LoadError: there is no such function, or it does not take the inputs.
+        LoadError: the function does not exist, or does not take the inputs.
         BaseException: whatever the submitted code raises while it is imported.
     """
     if request["kind"] == "known":
@@ -92,6 +118,9 @@ def bound(
         found = _made(found, module)
     if isinstance(found, torch.nn.Module):
         found = found.to(device).eval()
+    elif _has_plan(found):
+        run = bound(found.run, device, inputs, outputs, destination)
+        return _planned(found.plan, run, inputs)
     if not callable(found):
         raise LoadError(f"it is a {type(found).__name__}, which cannot be called; give a function or a class")
     how = call_form(found, inputs, outputs, destination)
@@ -112,6 +141,34 @@ def bound(
         return None
 
     return call
+
+
+def _has_plan(found: Any) -> bool:
+    """Whether a class or object has `plan` and `run`."""
+    return callable(getattr(found, "plan", None)) and callable(getattr(found, "run", None))
+
+
+def _planned(plan: Callable[..., Any], run: Submitted, inputs: Sequence[str]) -> Planned:
+    """A submission that plans.
+
+    Raises:
+        LoadError: `plan` takes something else than inputs; or, when it is called, tensors that layers compute.
+    """
+    import torch
+
+    names = tuple(inspect.signature(plan).parameters)
+    index_inputs = [name for name in inputs if name in KNOWN_BEFORE]
+    must = f"it must take, by these names, some of {index_inputs} and of the numbers among the inputs"
+    if not set(names) <= set(inputs):
+        raise LoadError(f"plan takes {list(names)}; {must}")
+
+    def call(given: dict[str, Any]) -> None:
+        late = [name for name in names if isinstance(given[name], torch.Tensor) and name not in KNOWN_BEFORE]
+        if late:
+            raise LoadError(f"plan takes {late}, which is not known before a model's layers run; {must}")
+        plan(**{name: given[name] for name in names})
+
+    return Planned(call, run, names)
 
 
 def _made(found: type, module: ModuleType | None) -> Any:
@@ -163,7 +220,7 @@ def _as_given(output: Any, before: Any) -> bool:
 
 
 def _module(request: Mapping[str, Any]) -> ModuleType:
-    """Imports the file of a request; its directory is where it finds the files beside it."""
+    """Imports the file of a request, which can import other files from its directory."""
     path = Path(request["path"])
     if request["kind"] == "package":
         sys.path.insert(0, request["root"])
@@ -189,7 +246,7 @@ def _found(module: ModuleType, request: Mapping[str, Any]) -> Any:
             raise LoadError(f"{file} has no {name}; it has {_public(module)}: {where} names one")
         return getattr(module, name)
     there = [one for one in USUAL_NAMES if hasattr(module, one)]
-    # What is imported may only have the name, as subprocess.run has.
+    # An imported function may only share the name, as subprocess.run does.
     usual, own = [one for one in there if not _is_imported(getattr(module, one), module)] or there, _public(module)
     # A Triton kernel may be called `kernel`: it is an object, and what launches it is the one function.
     launched = [one for one in usual if not _is_object(getattr(module, one))] or own
@@ -218,13 +275,16 @@ def _is_imported(found: Any, module: ModuleType) -> bool:
 
 
 def _public(module: ModuleType) -> list[str]:
-    """Names of the functions and of the classes of torch's modules that a file defines itself for others."""
+    """Names of the functions, and of the classes of torch's modules or with `plan` and `run`, that a file defines."""
     import torch
 
     return [
         key
         for key, value in vars(module).items()
-        if (inspect.isfunction(value) or (inspect.isclass(value) and issubclass(value, torch.nn.Module)))
+        if (
+            inspect.isfunction(value)
+            or (inspect.isclass(value) and (issubclass(value, torch.nn.Module) or _has_plan(value)))
+        )
         and not _is_imported(value, module)
         and not key.startswith("_")
     ]
@@ -307,7 +367,7 @@ def _other_names(
 def _mismatch(
     parameters: Sequence[Parameter], inputs: Sequence[str], outputs: Sequence[str], destination: bool | None
 ) -> str:
-    """What a function takes, and what it must take."""
+    """The arguments that a function takes, and those that it must take."""
     stars: dict[object, str] = {Parameter.VAR_POSITIONAL: "*", Parameter.VAR_KEYWORD: "**"}
     takes = f"it takes {[stars.get(one.kind, '') + one.name for one in parameters]}"
     if destination is None:

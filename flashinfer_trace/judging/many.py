@@ -27,7 +27,7 @@ from flashinfer_trace.judging.submission import (
     from_source,
 )
 
-#: What a line of the submissions may have, and of what it needs exactly one.
+#: Fields that a line of the submissions may have; and the kernel fields: it needs exactly one of these.
 FIELDS = ("id", "definition", "function", "file", "source", "solution")
 KERNELS = ("file", "source", "solution")
 #: Of pass@k, and of fast_p: the least ratio of the fastest real kernel's time to that of a submission.
@@ -63,11 +63,11 @@ class Task:
 
     @property
     def key(self) -> tuple[int, str, str]:
-        """Tells tasks apart; samples of a model may be equal, so that the line is a part of it."""
+        """Tells tasks apart. It contains the line, because samples of a model may be equal."""
         return self.line, self.sha256, self.definition
 
     def submission(self) -> Submission:
-        """What is judged.
+        """The submission to judge.
 
         Raises:
             SubmissionError: it is nothing that can be.
@@ -96,7 +96,7 @@ class Settings:
         device: ``cpu`` or ``cuda:N``.
         examples, limits: as `judge` takes them.
         seed: of the first line; each line has its own, or, without this, one of the system's entropy.
-        timed: whether right ones are timed beside real kernels.
+        timed: whether right ones are timed together with real kernels.
         version: of the code that judges.
     """
 
@@ -109,7 +109,7 @@ class Settings:
 
 
 def numbers(text: str) -> list[int]:
-    """What ``0-3,6`` stands for.
+    """The numbers that a range such as ``0-3,6`` stands for.
 
     Raises:
         ManyError: it is not of that form.
@@ -203,7 +203,7 @@ class Results:
     A context manager, which keeps a second run from the same file.
 
     Args:
-        path: of the file; it may not exist yet. What a killed run left of a last line is cut off.
+        path: of the file; it may not exist yet. An incomplete last line, left by a killed run, is cut off.
         tasks: lines of others are errors.
 
     Attributes:
@@ -321,7 +321,7 @@ def lost(task: Task, settings: Settings, message: str) -> dict[str, Any]:
 
 
 def _found(submission: Submission, definition: str, seed: int, settings: Settings) -> dict[str, Any]:
-    """What the judge says, and the times."""
+    """The verdict of the judge, and the times."""
     from flashinfer_trace.judging.judge import judge
 
     options: dict[str, Any] = {"device": settings.device, "examples": settings.examples, "seed": seed}

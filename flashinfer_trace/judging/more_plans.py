@@ -1,6 +1,6 @@
 """Cases of a judgment, with plans beyond those that verify references and known kernels: more requests and rows.
 
-What a family draws is chosen for the time that it takes to verify hundreds of references. A judgment is of one kernel.
+A family's draws are sized for verifying hundreds of references. A judgment has time for more: it has one kernel.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import operator
 import random
 from collections.abc import Callable, Iterator
 
-from flashinfer_trace.families.attention.cases import EDGES, products_of_a_key
-from flashinfer_trace.families.attention.paged import distinct_pages
+from flashinfer_trace.families.attention.cases import EDGES, distinct_pages, products_of_a_key
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.cases import Case, cases
 from flashinfer_trace.harness.family import Plan
@@ -24,15 +23,13 @@ from flashinfer_trace.verdict.tensors import torch_dtype
 #: How many short requests attention has at once, where plans have 16 at most, and corners on a CPU some 70: more than
 #: the 256 that servers often decode at once, or than 128 on a CPU if one query has more than WIDE products with a key.
 REQUESTS, FEWER_REQUESTS, WIDE = (257, 400), (129, 160), 2**16
-#: The most queries that each of them has, and the most keys beside those of its queries.
+#: The most queries that each of them has, and the most keys in addition to those of its queries.
 FEW_QUERIES, FEW_KEYS = 2, 6
 #: Keys of attention's long requests, at the edges of tiles of 64 and of pages, and beyond 1,024; how many pages they
 #: share. Their logits are those of `EDGES`.
 KEYS, SHARED = (191, 347, 256, 129, 1026), 2
-#: Their queries. One request has two tiles of 128 and a rest, after 37 keys of its own; it is shorter, but has a second
-#: tile, where products of queries and keys are more than take a few seconds.
-QUERIES, PRODUCTS = (1, 310, 17, 3, 2), 2**31
-FEWER, FEWER_KEYS = (1, 150, 2, 3, 2), (191, 187, 256, 129, 1026)
+#: Their queries: one request has two tiles of 128 and a rest, after 37 keys of its own.
+QUERIES = (1, 310, 17, 3, 2)
 #: Requests with one query each: more of them are long, because each meets a few edges only; all edges with six heads.
 MORE_KEYS = (1200, 1300, 2100, 1500, 1100)
 #: Those on a GPU: a chunk of a prompt, with fewer keys where the products are more than take a second.
@@ -86,14 +83,12 @@ def _many_requests(job: Job, corner: Plan, numbers: random.Random) -> Plan:
 def _long_requests(job: Job, corner: Plan) -> Plan:
     """Requests that are longer than those that are drawn, share their first pages, and have many queries; peaks are at
     the last keys and at edges of tiles. If a cache has no keys of these queries, its own are at the edges."""
-    kinds, most = [(KEYS, QUERIES), (FEWER_KEYS, FEWER)], PRODUCTS
-    if job.large:
-        kinds, most = [(GPU_KEYS, GPU_QUERIES), (FEWER_GPU_KEYS, GPU_QUERIES)], GPU_PRODUCTS
-    products = (sum(map(operator.mul, *kind)) * products_of_a_key(job.sized) for kind in kinds)
-    keys, queries = next((kind for kind, count in zip(kinds, products, strict=True) if count <= most), kinds[-1])
+    keys, queries = (GPU_KEYS, GPU_QUERIES) if job.large else (KEYS, QUERIES)
     kv_lens, q_lens = list(keys), list(queries)
+    if job.large and sum(map(operator.mul, keys, queries)) * products_of_a_key(job.sized) > GPU_PRODUCTS:
+        kv_lens = list(FEWER_GPU_KEYS)
     if "q_lens" not in corner:
-        kv_lens = [*kinds[0][0], *MORE_KEYS]
+        kv_lens = [*keys, *MORE_KEYS]
         q_lens = [1] * len(kv_lens)
     beside = q_lens if "num_slots" in corner else [0] * len(kv_lens)
     return {**_with_lengths(job, corner, list(map(operator.add, kv_lens, beside)), q_lens, SHARED), "logits": EDGES}
@@ -151,7 +146,7 @@ def _plans_of_rows(job: Job, numbers: random.Random) -> list[Plan]:
 
 
 def _beside(job: Job, rows: int) -> dict[str, int]:
-    """What other variable axes count beside so many rows, where a plan would have few."""
+    """The values of the other variable axes next to so many rows, where a plan would have few."""
     axes, const = job.sized.var_axes, job.sized.const_axes
     keys = "num_keys" in axes and "top_k" not in const and not job.large
     return {

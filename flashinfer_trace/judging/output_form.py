@@ -1,4 +1,4 @@
-"""What a call left, as the outputs of a Definition, and what is wrong with their form."""
+"""Reads the outputs of a Definition from what a call left, and tells how their form is wrong."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ LARGEST = 127
 def filled_outputs(definition: Definition, inputs: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
     """What outputs hold before a call: all NaN (integers: their smallest), as `poisoned_outputs` has it, in one call of
     three; in the others, some or all elements are numbers such as a kernel before it could have left there. A kernel
-    can tell none of them from memory that a program has used. NaN has a payload that no computed one has, so that the
-    elements which were never written are known."""
+    can tell none of them from memory that a program has used. NaN has a payload that no computed NaN has, which shows
+    the elements that were never written."""
     filled = poisoned_outputs(definition, inputs, seed)
     for value in filled.values():
         if value.dtype in PAYLOADS:
@@ -73,7 +73,7 @@ def outputs_of(definition: Definition, answer: Answer, device: torch.device) -> 
 def wrong_form(
     definition: Definition, axes: Mapping[str, int], answer: Answer, outputs: Outputs, device: torch.device
 ) -> Failure | None:
-    """What is wrong with the form of the `outputs_of` an answer; None if they are what the Definition declares."""
+    """The error in the form of the `outputs_of` an answer; None if they match the Definition's declaration."""
     if outputs and all(value is None for value in outputs.values()):
         names = ", ".join(f"`{name}`" for name in definition.outputs)
         return Failure("outputs", f"returned None; it must return {names}, or take it to write into")
@@ -101,7 +101,7 @@ def with_unwritten(failure: Failure, answer: Answer, poisoned: Mapping[str, torc
 
 
 def _strange(answer: Answer, device: torch.device) -> dict[str, Any]:
-    """What was returned and did not fit into the memory of an output, by name, as its process describes it."""
+    """Returned values that did not fit into the memory of an output, by name, as the process describes them."""
     return {
         name: described
         for name, described in answer.returned.items()
@@ -121,7 +121,7 @@ def _is_tensor(described: Any) -> bool:
 
 
 def _elsewhere(described: Mapping[str, Any], device: torch.device) -> list[str]:
-    """What is wrong with the layout and the device of a tensor, which no stand-in has."""
+    """The error in the layout or the device of a tensor; a stand-in has neither."""
     lines = []
     if described.get("layout") != str(torch.strided):
         lines.append(f"has the layout {described.get('layout')}; it must be a dense tensor")

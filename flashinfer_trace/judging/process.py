@@ -20,6 +20,7 @@ import torch
 from flashinfer_trace.judging.server import Idle, Server, has_room, library_of
 from flashinfer_trace.judging.submission import RunLimits
 from flashinfer_trace.sandbox import protocol
+from flashinfer_trace.sandbox.far_rows import FarRows
 from flashinfer_trace.sandbox.limits import Failed, printable, printable_lines
 from flashinfer_trace.sandbox.printed import Printed
 from flashinfer_trace.sandbox.process import ConfinedProcess
@@ -36,13 +37,13 @@ AWAKE, REST = {"awake": True}, {"rest": True}
 
 @dataclass(frozen=True)
 class Answer:
-    """What one call left.
+    """The result of one call.
 
     Attributes:
         outputs: by name, as they were in the memory when the call returned.
         returned: what the submission says of each value that it returned, by name; empty if it returned nothing.
         changed: inputs that hold other bits than before.
-        outside: whether it wrote beside the tensors that it was given.
+        outside: whether it wrote outside the tensors that it was given.
         tampered: functions that it replaced, as its process says.
     """
 
@@ -59,7 +60,7 @@ class Timing:
 
     Attributes:
         repeats: calls.
-        flush: bytes that are written before each call, so that the cache holds nothing of its inputs; 0 not to.
+        flush: bytes that are written before each call to evict its inputs from the cache; 0 writes nothing.
         warm_up: how often they are written before the first call, for clocks to rise.
         graph: whether calls are captured, and replayed as a CUDA graph.
     """
@@ -72,11 +73,11 @@ class Timing:
 
 @dataclass(frozen=True)
 class Timed:
-    """What timed calls left.
+    """The results of timed calls.
 
     Attributes:
         answers: of each call.
-        calls: seconds of each call by phase: ``total``, and ``plan`` and ``run`` of a kernel that has both; and
+        calls: seconds of each call by phase: ``total``, also ``plan`` and ``run`` if a kernel has both; and
             ``ahead``: 1 if all of it was launched before the GPU began it, else 0.
         outside: seconds of all of them together, flushes included, by the judge's clock.
     """
@@ -100,6 +101,7 @@ class SubmissionProcess(ConfinedProcess):
         self._calls = 0
         self._asked = False
         self._device, self._libraries = "", frozenset[str]()
+        self.plans = False
         self._printed: Printed | None = None
 
     def __enter__(self) -> SubmissionProcess:
@@ -163,18 +165,23 @@ class SubmissionProcess(ConfinedProcess):
             self._printed.wait(self._pipe, self._left())
         super().read(target)
 
-    def call(self, inputs: Mapping[str, Any], poisoned: Mapping[str, torch.Tensor], seed: int) -> Answer:
+    def call(
+        self, inputs: Mapping[str, Any], poisoned: Mapping[str, torch.Tensor], seed: int, far: FarRows | None = None
+    ) -> Answer:
         """Calls the submission on copies of the inputs.
 
         Args:
             inputs: tensors on any device, and numbers.
             poisoned: of each output, what its memory holds before the call.
             seed: of torch's generators in the process.
+            far: the rows that its process puts before these; only these come back.
 
         Raises:
             Failed: it raised, took too long, or its process ended.
         """
-        filled, request = self._filled(inputs, poisoned, seed, 0)
+        filled, request = self._filled(inputs if far is None else far.moved(inputs), poisoned, seed, 0)
+        if far is not None:
+            request["far"] = FarRows(far.inputs, far.outputs).to_json()
         seconds = self._limits.call if self._calls else self._limits.first_call
         self._calls += 1
         answer = self.ask(request, seconds, "raised")
@@ -220,12 +227,12 @@ class SubmissionProcess(ConfinedProcess):
         return filled, {"size": filled.size, "slots": slots, "numbers": numbers, "seed": seed, **new_memory}
 
     def loaded(self) -> None:
-        """Waits until the submission is loaded.
+        """Waits until the submission is loaded; `plans` says then whether it has `plan` and `run`.
 
         Raises:
             Failed: it could not be.
         """
-        self.answer("not-loaded")
+        self.plans = self.answer("not-loaded").get("plans") is True
 
     def ask(self, request: Mapping[str, Any], seconds: float, kind: str) -> dict[str, Any]:
         """Sends a request and waits for its answer.
@@ -337,7 +344,7 @@ class Launch:
 
 
 def returned_of(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """What a process says of the values that were returned."""
+    """The process's description of the returned values."""
     returned = answer.get("returned")
     return returned if isinstance(returned, dict) else {}
 
@@ -355,7 +362,7 @@ def tampered_of(answer: Mapping[str, Any]) -> list[str]:
 
 
 def times_of(answer: Mapping[str, Any], repeats: int) -> list[dict[str, float]]:
-    """The times of some calls. They come from a stranger, so that nothing but positive numbers is one.
+    """The times of some calls. They come from untrusted code, so only positive numbers are accepted.
 
     Raises:
         Failed: they are none, or not as many as there were calls.

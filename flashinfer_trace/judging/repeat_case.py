@@ -20,10 +20,12 @@ from safetensors.torch import load_file
 HERE = Path(__file__).resolve().parent
 CASE = json.loads((HERE / "case.json").read_text(encoding="utf-8"))
 USUAL_NAMES = ("run", "ModelNew", "kernel")
+#: Rows before those of the case, which push offsets past 32 bits, and the numbers to add to places among them.
+FAR = CASE.get("far", {key: {} for key in ("inputs", "outputs", "places", "offsets", "requests")})
 
 
 def tensors(part: str) -> dict[str, torch.Tensor]:
-    """What a file of this directory holds."""
+    """The contents of a file of this directory."""
     return load_file(str(HERE / f"{part}.safetensors"))
 
 
@@ -42,7 +44,24 @@ def inputs(device: str) -> dict[str, Any]:
             whole = torch.full((count,), float("nan")).to(value.dtype)
         strided = whole.to(device).as_strided(value.shape, stride)
         found[name] = strided.copy_(value) if 0 not in stride else value.to(device)
-    return found
+        one = found[name]
+        if name in FAR["places"]:
+            found[name] = torch.where(one >= 0, one + FAR["places"][name], one)
+        elif name in FAR["offsets"]:
+            found[name] = torch.cat([one[:1], one[1:] + FAR["offsets"][name]])
+        elif name in FAR["requests"]:
+            found[name] = torch.cat([one[:1], one + FAR["requests"][name]])
+    return {name: behind(one, FAR["inputs"].get(name, 0)) for name, one in found.items()}
+
+
+def behind(value: Any, rows: int) -> Any:
+    """A tensor whose last rows are those of `value`, behind so many others."""
+    if not rows:
+        return value
+    whole = torch.empty((rows + len(value), *value.shape[1:]), dtype=value.dtype, device=value.device)
+    whole[rows:] = value
+    whole[:rows] = value[:1]
+    return whole
 
 
 def kernel(named: str | None) -> Any:
@@ -72,7 +91,11 @@ def kernel(named: str | None) -> Any:
 
 def call(function: Any, given: dict[str, Any], device: str) -> dict[str, torch.Tensor]:
     """What the kernel computes, by output: it returns it, or writes it into memory that it is given."""
-    names, filled = list(CASE["outputs"]), {name: one.to(device) for name, one in tensors("fill").items()}
+    names = list(CASE["outputs"])
+    if hasattr(function, "plan") and hasattr(function, "run"):
+        function.plan(**{name: given[name] for name in inspect.signature(function.plan).parameters})
+        function = function.run
+    filled = {name: behind(one.to(device), FAR["outputs"].get(name, 0)) for name, one in tensors("fill").items()}
     if isinstance(function, torch.nn.Module):
         function = function.to(device).eval()
     parameters = inspect.signature(getattr(function, "forward", function)).parameters
@@ -124,6 +147,7 @@ def main() -> int:
     given = options.parse_args()
     found = call(kernel(given.kernel), inputs(given.device), given.device)
     expected, bounds = tensors("expected"), tensors("bound")
+    found = {name: one[FAR["outputs"].get(name, 0) :] if one.ndim else one for name, one in found.items()}
     return int(sum(wrong(name, found[name], value, bounds.get(name)) for name, value in expected.items()) > 0)
 
 

@@ -20,7 +20,7 @@ FREE = 0.5
 
 #: Environment variables that a submission gets, and prefixes of them: what compilers and CUDA need.
 ENVIRONMENT = (
-    *("CC", "CXX", "HOME", "LANG", "LC_ALL", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_TF32_OVERRIDE"),
+    *("CC", "CXX", "HOME", "LANG", "LC_ALL", "LD_PRELOAD", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_TF32_OVERRIDE"),
     *("NVIDIA_VISIBLE_DEVICES", "PATH", "PYTHONPATH", "TMPDIR", "USER", "VIRTUAL_ENV", "XDG_CACHE_HOME"),
 )
 PREFIXES = (

@@ -1,8 +1,8 @@
 """Times calls inside of a submission's process, with what was taken from torch before the submission was loaded.
 
 A submission that replaces `torch.cuda.Event` or a clock changes names that nobody looks up any more: events are of
-torch's C++ class, whose methods Python cannot replace. What a submission could still do, it has to do to the memory of
-its own process; `Timed.outside` is a bound from the judge's clock on what that can gain.
+torch's C++ class, whose methods Python cannot replace. A submission could still change the memory of its own process;
+`Timed.outside`, from the judge's clock, bounds how much that can gain.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Stopwatch:
 
     def __init__(self, device: str) -> None:
         self._on_gpu = device != "cpu"
-        self._now = time.perf_counter_ns
+        self.now = time.perf_counter_ns
         self._event: Callable[..., Any] = torch._C._CudaEventBase if self._on_gpu else object
         self._spin: Callable[[int], Any] = torch._C._cuda_sleep if self._on_gpu else int
         self._phases: dict[str, list[Callable[[], float]]] = {}
@@ -48,13 +48,13 @@ class Stopwatch:
         self.stream: Any = None
 
     def hold(self) -> None:
-        """Keeps the GPU busy for a while without touching memory, so that the processor can launch a call in time."""
+        """Keeps the GPU busy for a while without touching memory. Meanwhile the processor can launch a call."""
         self._spin(HEAD_START)
 
     def mark(self) -> Mark:
         """The point that `stream` is at, when it gets there."""
         if not self._on_gpu:
-            return self._now()
+            return self.now()
         event = self._event(enable_timing=True)
         event.record(self.stream)
         return event
@@ -65,7 +65,7 @@ class Stopwatch:
             mark.synchronize()
 
     def late(self, mark: Mark) -> bool:
-        """Whether a GPU has reached a point already, so that it may have waited for what was launched behind it."""
+        """Whether a GPU has already reached a point. If so, it may have waited for later launches."""
         return self._on_gpu and bool(mark.query())
 
     def seconds(self, start: Mark, end: Mark) -> float:
@@ -91,7 +91,7 @@ class Stopwatch:
         self._restored = lambda: None
 
     def take_phases(self) -> tuple[dict[str, list[Callable[[], float]]], bool]:
-        """What gives the seconds of the phases since the last time, by name; and whether one was launched late."""
+        """Functions for the seconds of the phases since the last time, by name; and whether one was launched late."""
         found = self._phases, self._late
         self._phases, self._late = {}, False
         return found
@@ -100,7 +100,7 @@ class Stopwatch:
         @wraps(method)
         def timed(*arguments: Any, **options: Any) -> Any:
             call = partial(method, *arguments, **options)
-            # Not a timed call where there is no stream.
+            # Without a stream it is not a timed call.
             return call() if self.stream is None and self._on_gpu else timed_by(call)
 
         return timed
@@ -108,10 +108,10 @@ class Stopwatch:
     def _planned(self, call: Callable[[], Any]) -> Any:
         """Planning is work of the processor, which its clock times until the GPU has what was planned."""
         self.wait(self.mark())
-        start = self._now()
+        start = self.now()
         result = call()
         self.wait(self.mark())
-        self._phases.setdefault("plan", []).append(partial(_nanoseconds, start, self._now()))
+        self._phases.setdefault("plan", []).append(partial(_nanoseconds, start, self.now()))
         return result
 
     def _run(self, call: Callable[[], Any]) -> Any:
@@ -138,8 +138,8 @@ def _restore(found: type, own: Mapping[str, Any]) -> None:
             delattr(found, phase)
 
 
-#: What is told of words that were hidden.
-_HIDDEN = ("places", "words")
+#: The entries about hidden words, and the bytes of a word.
+_HIDDEN, _WORD = ("places", "words"), 8
 
 _tensor, _int64 = torch.tensor, torch.int64
 
@@ -147,8 +147,8 @@ _tensor, _int64 = torch.tensor, torch.int64
 class TimedCalls:
     """Some calls: before each, memory is as the judge filled it; after each, the outputs are copied.
 
-    Some words of the inputs are wrong there, as the judge left them, until the clock of a call is about to start. What
-    computes before that, be it on another stream while this one is held, computes something else.
+    Some words of the inputs are wrong there, as the judge left them, until the clock of a call is about to start. Code
+    that computes earlier, for example on another stream while this one is held, computes something else.
 
     Args:
         stopwatch: made before the submission was loaded.
@@ -170,6 +170,17 @@ class TimedCalls:
         self.snapshots = torch.empty(timing["repeats"], len(memory) - first, dtype=torch.uint8, device=memory.device)
         self._copies = [(snapshot, memory[first:]) for snapshot in self.snapshots]
         self._found: list[tuple[bool, Any, Any, dict[str, list[Callable[[], float]]]]] = []
+        self._plan: Callable[[], Any] | None = None
+        self._known: list[tuple[int, int]] = []
+
+    def plan_with(self, plan: Callable[[], Any], known: list[tuple[int, int]]) -> None:
+        """Plans before each call, which is timed apart. Only the inputs that are known then hold no wrong words.
+
+        Args:
+            plan: of the submission.
+            known: where these inputs are, first byte and the one behind the last.
+        """
+        self._plan, self._known = plan, known
 
     def prepare(self, call: Callable[[], Any], outputs: dict[str, torch.Tensor]) -> None:
         """Takes the call that is timed, which returns its results or writes into the outputs, and lets clocks rise."""
@@ -193,15 +204,19 @@ class TimedCalls:
         described: dict[str, Any] = {}
         with Undisturbed():
             unreplaced()
-            places, words = (_tensor(hidden[one], dtype=_int64, device=self._memory.device) for one in _HIDDEN)
+            known, unknown = self._split(hidden)
         for number, (snapshot, outputs) in enumerate(self._copies):
             seed_all(self._seed + number)
             returned = None
             with Undisturbed():
                 self._restore()
+                TensorBase.index_copy_(self._inputs, 0, *known)
+            watch.stream, planned = stream, None
+            if self._plan is not None:
+                planned = self._planned()
+            with Undisturbed():
                 watch.hold()
-                TensorBase.index_copy_(self._inputs, 0, places, words)
-            watch.stream = stream
+                TensorBase.index_copy_(self._inputs, 0, *unknown)
             watch.take_phases()
             start = watch.mark()
             unhush()
@@ -217,11 +232,46 @@ class TimedCalls:
                 described = {} if returned is None else stored(returned, self._outputs)
                 TensorBase.copy_(snapshot, outputs)
             phases, late_phase = watch.take_phases()
-            self._found.append((late_phase if phases else late, start, end, phases))
+            late = late_phase if phases else late
+            if planned is not None:
+                phases = {"plan": [planned], "run": [partial(watch.seconds, start, end)]}
+            self._found.append((late, start, end, phases))
         watch.stream = stream
         watch.wait(watch.mark())
         watch.stream = None
         return described
+
+    def _split(self, hidden: Mapping[str, Any]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Places and words of the inputs that a plan knows, and of all others."""
+        parts: list[list[tuple[int, int]]] = [[], []]
+        for place, word in zip(*(hidden[one] for one in _HIDDEN), strict=True):
+            early = any(first <= place * _WORD < end for first, end in self._known)
+            parts[0 if early else 1].append((place, word))
+        device = self._memory.device
+        return [
+            (
+                _tensor([place for place, _ in part], dtype=_int64, device=device),
+                _tensor([word for _, word in part], dtype=_int64, device=device),
+            )
+            for part in parts
+        ]
+
+    def _planned(self) -> Callable[[], float]:
+        """Plans, and gives the seconds of it by the processor's clock, until the GPU has what was planned."""
+        watch, plan = self._stopwatch, self._plan
+        assert plan is not None
+        watch.wait(watch.mark())
+        start = watch.now()
+        unhush()
+        plan()
+        hush()
+        watch.wait(watch.mark())
+        end = watch.now()
+        with Undisturbed():
+            unreplaced()
+            if watch.stream is not None:
+                set_stream(watch.stream)
+        return partial(_nanoseconds, start, end)
 
     def _restore(self) -> None:
         """Brings memory, and the cache, into the state before a call."""
@@ -244,7 +294,7 @@ class TimedCalls:
 
 
 def seed_all(seed: int) -> None:
-    """Seeds torch's generators, so that a verdict can be repeated."""
+    """Seeds torch's generators to make a verdict repeatable."""
     torch.default_generator.manual_seed(seed)
     for generator in torch.cuda.default_generators:  # none where CUDA is not in use
         generator.manual_seed(seed)

@@ -37,7 +37,7 @@ class SubmissionError(ValueError):
 
 @dataclass(frozen=True)
 class RunLimits:
-    """What a submission may take.
+    """The limits of a submission.
 
     Attributes:
         load, first_call, call: seconds to be loaded, for its first call, which compiles, and for others.
@@ -52,8 +52,8 @@ class RunLimits:
 
     @classmethod
     def of(cls, seconds: float | None = None, gibibytes: float | None = None) -> RunLimits:
-        """What `flashinfer-trace check --timeout --memory` says: libraries for CUDA take seconds to import, however
-        fast calls are."""
+        """The limits set by `flashinfer-trace check --timeout --memory`. Libraries for CUDA take seconds to import,
+        however fast calls are."""
         memory = None if gibibytes is None else int(gibibytes * GIBIBYTE)
         if seconds is None:
             return cls(memory_bytes=memory)
@@ -120,7 +120,7 @@ def from_path(text: str) -> Submission:
     """A submission that a user names: ``FILE.py``, ``FILE.py:FUNCTION`` or ``SOLUTION.json``.
 
     Raises:
-        SubmissionError: there is no such file, or it is no Solution in Python.
+        SubmissionError: the file does not exist, or is not a Solution in Python.
     """
     name: str | None
     file, separator, name = text.rpartition(":")
@@ -143,7 +143,7 @@ def from_path(text: str) -> Submission:
 
 
 def _not_a_file(path: Path) -> str:
-    """What is wrong with a path, which may be the text of a program instead; empty if nothing is."""
+    """The error in a path, which may be the text of a program instead; empty if it is right."""
     try:
         if path.is_file():
             return ""

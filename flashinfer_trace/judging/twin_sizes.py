@@ -26,7 +26,7 @@ PAGE = "page_size"
 #: Axes that a product of attention sums over, or whose number of features is small anyway.
 FEATURES_OF_HEADS = ("head_dim", "qk_dim", "vo_dim")
 #: Axes that a product sums over, and those that follow from them.
-SUMMED = ("k", "K", "k_bytes", "num_k_blocks", "padded_scales", "num_groups")
+SUMMED = ("k", "K", "k_bytes", "num_k_blocks", "padded_scales", "num_groups", "k_packed", "group_size")
 #: Output features: two tiles of 128 or one, and a rest that is whole for every format of 16 or fewer elements.
 WIDTHS = (2 * 128 + 48, 128 + 48)
 #: How axes follow from the output features.

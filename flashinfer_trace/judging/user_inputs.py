@@ -1,4 +1,4 @@
-"""What a user gives (sizes, seeds, devices, counts), checked before anything runs: an error names it and the fix.
+"""Checks a user's values (sizes, seeds, devices, counts) before anything runs. An error names the value and the fix.
 
 Imports torch only where a device is checked.
 """
@@ -24,7 +24,7 @@ __all__ = [
 LARGEST_SIZE = 2**31 - 1
 #: The largest seed: generators of torch take one of 64 bits with a sign.
 LARGEST_SEED = 2**63 - 1
-#: What torch and Python say if there is no memory.
+#: Messages of torch and Python for a lack of memory.
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 
 
@@ -50,7 +50,7 @@ def checked_axes(definition: Definition, axes: Mapping[str, int]) -> dict[str, i
     """The values as integers of Python.
 
     Raises:
-        InputError: one is no integer, or is not in the range of sizes.
+        InputError: one is not an integer, or is not in the range of sizes.
     """
     for axis, value in axes.items():
         if not _is_whole(value, LARGEST_SIZE):
@@ -118,7 +118,7 @@ def whole_number(name: str, value: Any, least: int, most: int | None = None) -> 
     """An argument that counts.
 
     Raises:
-        InputError: it is no whole number from `least` to `most`.
+        InputError: it is not a whole number from `least` to `most`.
     """
     try:
         number = operator.index(value)

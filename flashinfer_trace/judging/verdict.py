@@ -28,16 +28,16 @@ class Grade:
     NOT_JUDGED = "not judged"
 
 
-#: What a process says if an import fails while the kernel runs. This package, which is kept from it, is not missing.
+#: A process's message if an import fails while the kernel runs. This package, which is kept from it, is not missing.
 _MISSING = re.compile(r"(ModuleNotFoundError: No module named|ImportError:) ")
 #: Part of every message about an output of the wrong shape (see `verdict.outputs.misfits`).
 _SHAPE = " has the shape "
 _VACUOUS = "no case could have failed: every output was empty, or zeros would have passed"
-#: What torch, CUDA, Triton and cuBLAS say if a GPU has no memory left. Other processes may have taken it.
+#: Messages of torch, CUDA, Triton and cuBLAS if a GPU has no memory left. Other processes may have taken it.
 _NO_MEMORY = re.compile(
     r"\w+Error: (CUDA out of memory|(CUDA error|Triton Error \[CUDA\]): (out of memory|CUBLAS_STATUS_ALLOC_FAILED))"
 )
-#: What torch and Triton say of code for a GPU where there is none, or of tensors on a CPU.
+#: Messages of torch and Triton for GPU code on a machine without a GPU, or for tensors on a CPU.
 _FOR_A_GPU = re.compile(
     r"\w+Error: (Torch not compiled with CUDA|Found no NVIDIA driver|No CUDA GPUs are available|0 active drivers"
     r"|.*no CUDA-capable device is detected|.*cannot be accessed from Triton|No module named 'triton)"
@@ -88,7 +88,7 @@ class Failure:
 
     @classmethod
     def of(cls, failed: Failed) -> Failure:
-        """What a submission's process did instead of leaving outputs."""
+        """The failure of a submission's process that left no outputs."""
         return cls(failed.kind, failed.message, traceback=failed.traceback, printed=failed.printed)
 
     @property
@@ -129,7 +129,7 @@ class Failure:
         return self.kind == "raised" or (self.kind == "outputs" and _SHAPE in self.message)
 
     def advice(self) -> str:
-        """What to do about a failure that the machine caused; empty for others."""
+        """Advice on a failure that the machine caused; empty for others."""
         if self.needs_gpu:
             return "needs --device cuda: it is a kernel for a GPU"
         if self.missing:
@@ -163,7 +163,7 @@ class OutputFigures:
 
 @dataclass
 class Verdict:
-    """What the judge found.
+    """The findings of the judge.
 
     Attributes:
         definition: name.
@@ -190,6 +190,8 @@ class Verdict:
         tally: right calls and all of them, by kind of case (``corner``, ``drawn``, ``repeated``) and by each choice of
             its plan (``values=ties``); up to the first failure, unless more were asked for.
         largest: the largest value of each variable axis over the cases that count: of larger ones nothing is known.
+        far: how it did where offsets do not fit in 32 bits: ``right`` or ``wrong``; or why nothing is known. Empty on a
+            CPU, and where the Definition has no such case.
         longest: queries and keys of attention's request with most queries, of those with most keys.
         kept_apart: whether the system kept its process from reading the judge's memory.
         seed: repeats the run.
@@ -221,6 +223,7 @@ class Verdict:
     tally: dict[str, list[int]] = field(default_factory=dict)
     largest: dict[str, int] = field(default_factory=dict)
     longest: dict[str, int] = field(default_factory=dict)
+    far: str = ""
     kept_apart: bool = True
     seed: int = 0
     seconds: float = 0.0
@@ -259,7 +262,8 @@ class Verdict:
 
     def summary(self) -> str:
         """The verdict, the worst element, why its bound is what it is, and how to repeat the run: a line each."""
-        return "\n".join([f"{self._head()}{self._extent()}", *self._worst(), f"  repeat: {self.replay}"])
+        far = [f"  offsets beyond 32 bits: {self.far}"] if self.far.startswith("not") else []
+        return "\n".join([f"{self._head()}{self._extent()}", *self._worst(), *far, f"  repeat: {self.replay}"])
 
     def _head(self) -> str:
         needed = ": needs --device cuda" if self.code == "needs-cuda" else ""
@@ -311,6 +315,8 @@ class Verdict:
             sizes = self._largest()
             larger = "; for larger ones give --device cuda" if self.device == "cpu" and not self.limited_to else ""
             lines.append(f"  judged up to {sizes or 'its constant sizes'}{larger if sizes else ''}")
+        if self.far:
+            lines.append(f"  offsets beyond 32 bits: {self.far}")
         if not self.kept_apart:
             lines.append("  this system did not keep it from the judge's memory, which takes Linux 5.19 with Landlock")
         counts = (

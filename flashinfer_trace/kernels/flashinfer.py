@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flashinfer_trace.kernels.needs import (
     LARGEST_HISTOGRAM,
+    at_most,
     compiled_group,
     exactly,
     fused_topk,
@@ -85,13 +86,29 @@ KERNELS: tuple[Entry, ...] = (
         use("gdn_decode", "gdn_packed_decode", on=FROM_HOPPER, needs=exactly(head_size=128)),
     ),
     kernel(
+        "flashinfer.gdn_decode.gated_delta_rule_mtp",
+        use("gdn_verify", on=FROM_HOPPER, needs=exactly(head_size=128)),
+    ),
+    kernel(
         "flashinfer.gdn_prefill.chunk_gated_delta_rule",
         use("gdn_prefill", on=FROM_HOPPER, needs=exactly(head_size=128)),
     ),
     kernel(
-        "flashinfer.mamba.selective_state_update",
-        use("mamba_ssu_decode", on=AMPERE, needs=(exactly(head_dim=64, dstate=128), heads_of_a_group)),
+        "flashinfer.gemm.tinygemm_bf16",
+        # With more, it fills a stage of its pipeline a second time, and gave wrong sums: see the findings.
+        use("gemm_bf16_bias", on=FROM_HOPPER, needs=(multiples(n=16, k=64), at_most(k=4096))),
     ),
+    kernel(
+        "flashinfer.mamba.selective_state_update",
+        use(
+            "mamba_ssu_decode",
+            "mamba_ssu_decode_float32",
+            on=AMPERE,
+            needs=(exactly(head_dim=64, dstate=128), heads_of_a_group),
+        ),
+    ),
+    kernel("flashinfer.mhc.mhc_post", use("mhc_post", on=AMPERE, needs=multiples(hidden_size=8))),
+    kernel("flashinfer.mhc.mhc_pre_big_fuse", use("mhc_pre_big_fuse", on=AMPERE, needs=multiples(hidden_size=8))),
     kernel(
         "flashinfer.mla.BatchMLAPagedAttentionWrapper",
         use(
@@ -113,10 +130,12 @@ KERNELS: tuple[Entry, ...] = (
             "fused_add_rmsnorm_residual_out_eps1e5",
         ),
     ),
+    kernel("flashinfer.norm.fused_add_rmsnorm_quant", use("fused_add_rmsnorm_quant", on=ADA)),
     kernel("flashinfer.norm.gemma_fused_add_rmsnorm", use("gemma_fused_add_rmsnorm")),
     kernel("flashinfer.norm.gemma_rmsnorm", use("gemma_rmsnorm")),
     kernel("flashinfer.norm.layernorm", use("layernorm", "layernorm_eps1e5")),
     kernel("flashinfer.norm.rmsnorm", use("rmsnorm", "rmsnorm_eps1e5")),
+    kernel("flashinfer.norm.rmsnorm_quant", use("rmsnorm_quant", on=ADA)),
     kernel(
         "flashinfer.prefill.BatchPrefillWithPagedKVCacheWrapper",
         use("gqa_paged_prefill_causal", "gqa_paged_prefill_causal_ps1", variants=BACKENDS, needs=exactly(head_dim=128)),

@@ -43,6 +43,16 @@ def _multiples(axes: dict[str, int], definition: Definition) -> str | None:
     return next((f"needs {each}" for each in wrong), None)
 
 
+def at_most(**axes: int) -> Need:
+    """Const axes with a largest value, for which a kernel is compiled or beyond which it goes wrong."""
+    return functools.partial(_at_most, axes)
+
+
+def _at_most(axes: dict[str, int], definition: Definition) -> str | None:
+    wrong = (f"{axis} of at most {most}" for axis, most in axes.items() if definition.const_axes[axis] > most)
+    return next((f"needs {each}" for each in wrong), None)
+
+
 def one_of(axis: str, *values: int) -> Need:
     """The values of a const axis for which a kernel is compiled."""
     return functools.partial(_one_of, axis, values)
@@ -160,6 +170,14 @@ def tie_order(definition: Definition) -> str | None:
     experts = definition.const_axes["num_experts"]
     if experts > 256 or experts & (experts - 1):
         return f"topk_softmax prefers the lower index of ties for powers of two up to 256 experts, not for {experts}"
+    return None
+
+
+def sorted_choices(definition: Definition) -> str | None:
+    """SGLang's router hands sizes of one model to route_radix, which lists the choices in the order of experts."""
+    axes = definition.const_axes
+    if (axes["num_experts"], axes["top_k"], axes["n_group"]) == (896, 16, 1):
+        return "lists 16 of 896 experts in another order"
     return None
 
 

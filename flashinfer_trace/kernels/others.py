@@ -12,7 +12,7 @@ from flashinfer_trace.kernels.needs import (
     vocabulary,
 )
 from flashinfer_trace.kernels.sgl_kernel import FA3_RAGGED
-from flashinfer_trace.kernels.table import AMPERE, FROM_HOPPER, HOPPER, Entry, kernel, use
+from flashinfer_trace.kernels.table import AMPERE, BLACKWELL, FROM_HOPPER, HOPPER, Entry, kernel, use
 
 #: The other kernels of a pipeline of experts, after the one that chooses them.
 _BETWEEN = "prepare_moe_input, shuffle_rows, silu_and_mul, shuffle_mul_sum"
@@ -20,12 +20,17 @@ _BETWEEN = "prepare_moe_input, shuffle_rows, silu_and_mul, shuffle_mul_sum"
 KERNELS: tuple[Entry, ...] = (
     kernel("deep_gemm.bf16_gemm_nn", use("gemm_bf16", on=FROM_HOPPER, needs=sizes_of_one_model), tags=()),
     kernel("deep_gemm.bf16_gemm_nt", use("gemm_float32_out", variant="float32", on=FROM_HOPPER), tags=()),
-    kernel("deep_gemm.fp8_gemm_nt", use("fp8_blockwise_scaled_mm", on=HOPPER, needs=multiples(n=64)), tags=()),
+    kernel(
+        "deep_gemm.fp8_gemm_nt",
+        use("fp8_blockwise_scaled_mm", on=HOPPER, needs=multiples(n=64)),
+        tags=(),
+        launches=("deep_gemm.fp8_fp4_gemm_nt",),
+    ),
     kernel(
         "deep_gemm.fp8_m_grouped_gemm_nt_masked",
         use("moe_fp8_block_scale_grouped_gemm", on=HOPPER),
         tags=(),
-        launches=("deep_gemm.m_grouped_fp8_gemm_nt_masked",),
+        launches=("deep_gemm.m_grouped_fp8_gemm_nt_masked", "deep_gemm.m_grouped_fp8_fp4_gemm_nt_masked"),
     ),
     kernel(
         "deep_gemm.fp8_mqa_logits", use("fp8_mqa_logits", on=HOPPER, needs=exactly(num_heads=64, head_dim=128)), tags=()
@@ -35,11 +40,19 @@ KERNELS: tuple[Entry, ...] = (
         use("fp8_mqa_logits", variant="pages of 64", on=HOPPER, needs=exactly(num_heads=64, head_dim=128)),
         tags=(),
     ),
-    kernel("deep_gemm.m_grouped_fp8_gemm_nt_contiguous", use("moe_fp8_block_scale_grouped_gemm", on=HOPPER), tags=()),
+    kernel(
+        "deep_gemm.m_grouped_fp8_gemm_nt_contiguous",
+        use("moe_fp8_block_scale_grouped_gemm", on=HOPPER),
+        tags=(),
+        launches=("deep_gemm.m_grouped_fp8_fp4_gemm_nt_contiguous",),
+    ),
     kernel("flash_attn.cute.flash_attn_varlen_func", use(*FA3_RAGGED, on=HOPPER), tags=()),
     kernel(
         "flash_mla.flash_mla_sparse_fwd",
         use("dsa_sparse_attention", on=HOPPER, needs=(exactly(head_dim_ckv=512, head_dim_kpe=64), multiples(topk=128))),
+        # On an H200, it says that it is for SM100f alone.
+        use("dsa_sparse_attention_sinks", on=BLACKWELL, needs=(exactly(head_dim=512), multiples(topk=128)), tags=()),
+        launches=("sglang.kernels.ops.attention.flash_mla_interface.flash_mla_sparse_fwd",),
         was="sgl_kernel.flash_mla.flash_mla_sparse_fwd",
         tags=("sgl_kernel.flash_mla.flash_mla_sparse_fwd",),
     ),

@@ -5,6 +5,7 @@ DeepGEMM and triton_kernels, which its wheel bundles, are in `flashinfer_trace.k
 from __future__ import annotations
 
 from flashinfer_trace.kernels.needs import (
+    at_most,
     cutlass_pages,
     exactly,
     fused_gate,
@@ -101,7 +102,8 @@ KERNELS: tuple[Entry, ...] = (
     kernel("sgl_kernel.flash_attn.flash_attn_varlen_func", use(*FA3_RAGGED, on=HOPPER)),
     kernel(
         "sgl_kernel.flash_attn.flash_attn_with_kvcache",
-        use(*FA3_PAGED, *FA3_EXTEND, "gqa_paged_decode_fp8_cache", on=HOPPER),
+        use(*FA3_PAGED, "gqa_paged_decode_fp8_cache", on=HOPPER),
+        use(*FA3_EXTEND, on=HOPPER, needs=at_most(qk_dim=256)),
         use(*FA3_LATENT, on=HOPPER, needs=exactly(head_dim_ckv=512, head_dim_kpe=64)),
     ),
     kernel(

@@ -160,6 +160,13 @@ class KernelFacts:
         return tuple(dict.fromkeys(place.distribution for place in self.places))
 
     @property
+    def last_in(self) -> str:
+        """The last release that has it, as ``sglang-kernel 0.4.2``; empty if today's has it or no stack does."""
+        place = self.places[0]
+        known = place.distribution in RECORDED and place_in(self.places, TODAY) is None
+        return f"{place.distribution} {place.last}" if known else ""
+
+    @property
     def optional(self) -> bool:
         """Whether a machine that has to run the kernels may do without its library."""
         return self.path.startswith(OPTIONAL) or "sgl-kernel" in self.libraries

@@ -225,7 +225,7 @@ def filter_calls() -> bool:
     return True
 
 
-#: What is in force in a worker, strongest first. SECURITY.md says what each of them promises.
+#: The measures in force in a worker, strongest first. SECURITY.md says what each of them promises.
 LEVELS = {
     "system calls": "the worker can compute and answer; it opens no file or socket, starts and signals no process",
     "files": "the worker opens no file; it may reach the network and start processes where the kernel lets it",

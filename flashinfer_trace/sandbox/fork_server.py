@@ -38,14 +38,14 @@ START_SECONDS = 300.0
 #: Of each pipe to a process; the system may grant less.
 BUFFER_BYTES = 1 << 20
 
-#: What a new interpreter runs.
+#: The code that a new interpreter runs.
 _PROGRAM = """
 import importlib, socket, sys
 sys.path[0] = {!r}
 importlib.import_module({!r}).main(socket.socket(fileno={!r}), {!r})
 """
 
-#: What a process runs: it answers requests from the pipe, and never returns.
+#: The function that a process runs: it answers requests from the pipe, and never returns.
 Serve = Callable[[socket.socket], None]
 
 
@@ -60,7 +60,7 @@ class ServerEnded(RuntimeError):
 
 @dataclass(frozen=True)
 class Service:
-    """What the processes of a server do.
+    """The work of a server's processes.
 
     Attributes:
         module: whose ``prepare(payload)`` gets the server ready, and returns a number for `ForkServer.greeting` and
@@ -101,7 +101,7 @@ class ForkServer:
 
     @property
     def greeting(self) -> int:
-        """What the service says first.
+        """The first message of the service.
 
         Raises:
             ServerEnded: it did not start. Its own standard error says why.
@@ -139,7 +139,7 @@ class ForkServer:
         """Ends the server and all of its processes; in a copy of the process that started it, forgets it."""
         with contextlib.suppress(OSError):
             if self._owner == os.getpid():
-                self._control.shutdown(socket.SHUT_RDWR)  # for copies of the socket in forked processes, too
+                self._control.shutdown(socket.SHUT_RDWR)  # also for copies of the socket in forked processes
         self.alive = False
         self._control.close()
         if self._owner != os.getpid():
@@ -188,7 +188,7 @@ class ForkServer:
         return int(value)
 
 
-#: The servers of this process, of which a forked copy closes its ends: they would keep the servers alive.
+#: The servers of this process. A forked copy closes its ends of them: they would keep the servers alive.
 _SERVERS: weakref.WeakSet[ForkServer] = weakref.WeakSet()
 
 

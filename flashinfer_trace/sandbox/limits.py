@@ -1,4 +1,4 @@
-"""What a reference may use, for one call and in all of its cases together, and the errors of confined processes."""
+"""The limits of a reference, for one call and for all of its cases together, and the errors of confined processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_TEXT = 4000
 
 
 def printable(text: str) -> str:
-    """What a stranger wrote, in one line that a terminal can show."""
+    """Untrusted text, in one line that a terminal can show."""
     line = " ".join(text[:MAX_MESSAGE].split())
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
 
@@ -26,7 +26,7 @@ def printable_lines(text: str) -> str:
 
 @dataclass(frozen=True)
 class ReferenceLimits:
-    """What one worker process may use.
+    """The limits of one worker process.
 
     Attributes:
         seconds: for one call, from sending its inputs to reading its outputs.
@@ -46,7 +46,7 @@ class ReferenceLimits:
 
 
 class Failed(Exception):
-    """What runs in a confined process gave no outputs.
+    """The code in a confined process gave no outputs.
 
     Attributes:
         kind: of a submission ``not-loaded``, ``raised``, ``outputs``, ``tampered``, ``timed-out``, ``died`` or

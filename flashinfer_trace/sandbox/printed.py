@@ -1,4 +1,4 @@
-"""What a process prints: read while it is waited for, so that it never has to wait itself; the end of it is kept."""
+"""Reads the output of a process during the wait for it, so the process never blocks. Only the end is kept."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_LEFT = 1 << 20
 
 
 class Printed:
-    """A pipe that a process has as its standard output and error. What comes is passed on to this one's own.
+    """A pipe for a process's standard output and error. Its text is passed on to those of this process.
 
     Attributes:
         theirs: the end that the process gets; it is to be closed here once it was sent.

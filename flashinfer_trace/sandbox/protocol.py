@@ -2,7 +2,7 @@
 
 A message is the header's length (4 bytes, little-endian), the header, and the bytes of the values that the header
 describes, in order. A value is a tensor (dtype, shape, and for inputs the stride) or a Python number. Nothing is
-pickled. What comes from a worker is a stranger's: `read_values` checks each header before it allocates.
+pickled. Messages from a worker are untrusted: `read_values` checks each header before it allocates.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-#: Longest header, in bytes. A request's holds the source of a reference, of which the dataset's longest has 6 kB.
+#: Longest header, in bytes. A request's holds the source of a reference; the dataset's longest has 6 kB.
 MAX_HEADER = 4 << 20
 
 #: Bytes of a message that is copied to be sent at once.
@@ -145,10 +145,10 @@ def _read_value(header: Mapping[str, Any], read: Read, size: int) -> Any:
     dtype, shape = _DTYPES[header["dtype"]], header["shape"]
     if size == 0:
         return torch.zeros(shape, dtype=dtype)
-    flat = torch.empty(size, dtype=torch.uint8)  # aligned as torch aligns its own, so that products round alike
+    flat = torch.empty(size, dtype=torch.uint8)  # aligned as torch aligns its own: products round alike
     data: Any = flat.numpy()
     read(memoryview(data))
-    flat = flat != 0 if dtype == torch.bool else flat.view(dtype)  # a bool byte beyond 1 is no bool
+    flat = flat != 0 if dtype == torch.bool else flat.view(dtype)  # a byte beyond 1 is not a bool
     if header.get("number"):
         return _NUMBERS[header["dtype"]](flat.item())
     if "stride" in header:

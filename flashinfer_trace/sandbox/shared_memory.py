@@ -1,7 +1,7 @@
 """The memory in which the judge and a submission's process meet: inputs, outputs, and guards between them.
 
-The judge fills the memory before each call, and reads it after the call: that an input was changed, that an output was
-never written, and that something beside an output was written shows in it, whatever the submission's process says.
+The judge fills the memory before each call, and reads it after the call. Whatever the submission's process says, it
+shows inputs that were changed, outputs that were never written, and writes outside the outputs.
 The same layout, copied as one block, is what a submission on a GPU works on. Tensors of one layout lie at the same
 addresses in every call.
 """
@@ -27,13 +27,13 @@ ALIGNMENT = 512
 #: Bytes of a word; how many of an input are hidden at most, and one of how many.
 WORD, HIDDEN, APART = 8, 16, 512
 
-#: What lies between tensors: neither zero nor, in any dtype, a usual number.
+#: The bytes between tensors: neither zero nor, in any dtype, a usual number.
 GUARD = 0xA5
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a tensor lies in the memory.
+    """The place of a tensor in the memory.
 
     Attributes:
         dtype: name in torch, such as ``bfloat16``.
@@ -178,7 +178,7 @@ class SharedMemory:
         self.memory = torch.frombuffer(self._mapped, dtype=torch.uint8)
 
     def close(self) -> None:
-        """Closes the file; the memory goes with the last tensor that lies in it."""
+        """Closes the file; the memory is freed with the last tensor in it."""
         os.close(self.descriptor)
 
 

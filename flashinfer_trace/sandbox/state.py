@@ -26,7 +26,7 @@ _NAMESPACES: dict[str, Any] = {
 }
 
 
-#: Of a checksum: a prime, because the rows of tensors are not.
+#: Columns of a checksum: a prime, because the rows of tensors are not.
 COLUMNS = 61
 #: Bytes from which on a checksum is of sums.
 LARGE = 1 << 16
@@ -127,10 +127,10 @@ class InputGuard:
 
 
 def _checksum(value: torch.Tensor) -> tuple[int, ...]:
-    """Of all bytes behind a tensor, between the elements of a strided one too.
+    """A checksum of all bytes of a tensor's memory, including those between the elements of a strided one.
 
-    A CRC, but of large tensors sums of every COLUMNS-th word, which take a fraction of the time: exchanged rows show
-    in them, unless they are a multiple of COLUMNS words apart.
+    It is a CRC. For large tensors it is the sums of every COLUMNS-th word, which take a fraction of the time: exchanged
+    rows show in them, unless they are a multiple of COLUMNS words apart.
     """
     data = torch.empty(0, dtype=torch.uint8).set_(value.untyped_storage())
     whole = data.numel() // (8 * COLUMNS) * 8 * COLUMNS if data.numel() >= LARGE else 0

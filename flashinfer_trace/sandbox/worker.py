@@ -98,8 +98,8 @@ class ReferenceWorker:
             uniform: a tensor of numbers that torch.rand returns instead, in the shape and dtype that it is asked for.
 
         Raises:
-            ReferenceFailed: there are no outputs, or something happened that must not; the next call is not affected
-                unless the time of a budget is spent (see `within`).
+            ReferenceFailed: it gave no outputs, or did something forbidden. The next call is not affected unless the
+                time of a budget is spent (see `within`).
             InputError: the number of outputs is not the declared one.
         """
         given = [inputs[name] for name in definition.inputs] + ([] if uniform is None else [uniform])
@@ -172,7 +172,7 @@ class ReferenceWorker:
             process.end()
 
     def _outputs(self, process: ReferenceProcess) -> list[Any]:
-        """What the process answers."""
+        """The answer of the process."""
         answer = process.header()
         if "failed" in answer:
             raise _reported(answer["failed"])

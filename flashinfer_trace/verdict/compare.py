@@ -30,14 +30,14 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Expected:
-    """What the oracle expects of one output.
+    """The oracle's expectation of one output.
 
     Attributes:
         value: the exact result, float64 (or integers for index outputs).
         parts: quantities from which bounds are computed, by name, broadcastable to `value`: ``magnitude`` is the sum
             of the absolute values of the terms that were summed (|A||B| for a product).
-        exact: whether the inputs were chosen so that every intermediate result, in any order of summation, is
-            representable in float32. The output must then be the correctly rounded value, not just within the bound.
+        exact: whether the inputs make every intermediate result, in any order of summation, representable in float32.
+            The output must then be the correctly rounded value, not just within the bound.
         unjudged: bool [rows], if given: the rows (of the first axis) that may be anything, as their inputs are NaN.
     """
 
@@ -178,9 +178,9 @@ def summation_error(magnitude: torch.Tensor, length: int | torch.Tensor) -> torc
     """Bound on float32 summation of `length` terms whose absolute values add up to `magnitude`, in any order.
 
     The rounding errors of a sum are close to independent and of zero mean, so they grow with the square root of the
-    length: the bound is CONFIDENCE * sqrt(n) * u * magnitude, exceeded with probability below 2 exp(-CONFIDENCE^2/2)
-    (Higham and Mary, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput. 41, 2019). The
-    worst-case bound n u is about ten times as wide at n = 7168 and would hide a wrong scale.
+    length. Their bound is ``CONFIDENCE * sqrt(n) * u * magnitude``. The probability of more is below
+    ``2 exp(-CONFIDENCE^2/2)`` (Higham and Mary, "A new approach to probabilistic rounding error analysis", SIAM J. Sci.
+    Comput. 41, 2019). The worst-case bound n u is about ten times as wide at n = 7168 and would hide a wrong scale.
     """
     root = math.sqrt(length) if isinstance(length, int) else length.sqrt()
     return magnitude * (CONFIDENCE * unit_roundoff(torch.float32) * root)

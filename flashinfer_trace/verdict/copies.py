@@ -43,7 +43,7 @@ def partly_copied(
     source: torch.Tensor,
     exact: bool = False,
 ) -> Expected:
-    """What is expected of an output of which some elements are copies.
+    """The expectation of an output in which some elements are copies.
 
     Args:
         value, parts, exact: as of `Expected`, for the others; a value that is copied counts as 0.

@@ -1,9 +1,9 @@
 """Checks that the outputs of a reference or a kernel are what the Definition declares, before any value is compared.
 
 An output is a tensor on the device of the inputs, with the declared shape and dtype; if the declared shape is null, it
-is a number or a 0-d tensor. The outputs of a reference are contiguous and share no memory with inputs or each other, so
-that a consumer may overwrite one without changing another. A kernel's outputs may have any strides, and may share
-memory only with the inputs that the kernel declares as in-place.
+is a number or a 0-d tensor. The outputs of a reference are contiguous and share no memory with inputs or each other: a
+consumer can overwrite one without changing another. A kernel's outputs may have any strides, and may share memory only
+with the inputs that the kernel declares as in-place.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def _wrong(
 def poisoned_outputs(definition: Definition, inputs: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
     """Output tensors full of NaN (integers: their smallest value): an element that is never written shows.
 
-    Both values of a boolean are right ones, so that booleans are drawn, with `seed` and apart from the inputs of that
-    seed: each of them that is never written shows in every other call.
+    Both values of a boolean can be right. So booleans are drawn, with `seed` and apart from the inputs of that seed: a
+    boolean that is never written shows in every other call.
     """
     shapes = definition.output_shapes(definition.bind_axes(inputs))
     outputs = {}
@@ -91,6 +91,6 @@ def poisoned_outputs(definition: Definition, inputs: Mapping[str, Any], seed: in
 
 
 def poison_allocator(outputs: Mapping[str, torch.Tensor]) -> None:
-    """Frees poisoned blocks of the outputs' sizes, so that a kernel that allocates its results likely gets those."""
+    """Frees poisoned blocks of the outputs' sizes. A kernel that allocates its results then likely gets those."""
     blocks = [torch.empty_like(tensor).copy_(tensor) for tensor in outputs.values()]
     del blocks

@@ -26,7 +26,7 @@ FEW = 1 << 14
 def of_words(
     seed: int, draw: int, count: int, device: torch.device, of: Callable[[Any, Any], Any], dtype: str, each: int = 1
 ) -> torch.Tensor:
-    """What is made of the words of a draw, [count].
+    """The values made from the words of a draw, [count].
 
     Args:
         seed, draw: give the words: draw n is the same whatever the sizes of the others are.

@@ -44,7 +44,7 @@ def different_bits(a: Any, b: Any) -> bool | torch.Tensor:
 
 
 def same_bits(a: Any, b: Any) -> bool:
-    """Bitwise equality, so that NaN in unused memory compares equal to itself."""
+    """Bitwise equality: NaN in unused memory compares equal to itself."""
     if not isinstance(a, torch.Tensor):
         return bool(a == b)
     flat_a, flat_b = (as_integers(value).flatten() for value in (a, b))

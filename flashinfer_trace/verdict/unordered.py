@@ -26,7 +26,7 @@ class Multiset(Elementwise):
     """The rows of each group are equal up to their order, bit for bit apart from the sign of zero.
 
     For operations that leave an order open, such as a sort by expert that counts with atomics: the rows of one expert
-    form a group. What such an order means to other outputs is a matter of `Family.relations`.
+    form a group. `Family.relations` checks how such an order affects other outputs.
 
     `Expected.value` holds rows, [rows] or [rows, ...]; its part ``group``, int64 [rows], the group of each row. Groups
     need not be contiguous. Rows of the group UNSPECIFIED are not compared, which only the policy of a kernel may use.
@@ -87,7 +87,7 @@ Mutate = Callable[[torch.Tensor, torch.Tensor], torch.Tensor | None]
 
 
 def exchanged_rows(output: torch.Tensor, group: torch.Tensor) -> torch.Tensor | None:
-    """A row of the first group and a different one of another group change places; None if there are no two such."""
+    """A row of the first group and a different one of another group change places; None without two such rows."""
     rows = output.reshape(len(output), -1)
     specified = (group != UNSPECIFIED).nonzero().flatten()
     if not len(specified):
@@ -122,8 +122,8 @@ class TopK(Elementwise):
     `padding` in its other places.
 
     `Expected.value` holds one right choice, integers [rows, k]; its parts ``scores``, float64 [rows, candidates], -inf
-    for what is no candidate, and, unless it is 0, ``window``, broadcastable to [rows, 1]: twice the error that a kernel
-    may make in one score.
+    for others than candidates, and, unless it is 0, ``window``, broadcastable to [rows, 1]: twice the error that a
+    kernel may make in one score.
 
     Attributes:
         reason: one line for reports.

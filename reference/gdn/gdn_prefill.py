@@ -7,8 +7,8 @@ With the decay g = exp(-exp(A_log) softplus(a + dt_bias)) and beta = sigmoid(b),
 (Yang, Kautz and Hatamizadeh, "Gated Delta Networks", ICLR 2025). Sequence i has the tokens from cu_seqlens[i] to
 cu_seqlens[i + 1]; one without tokens keeps its state. Value head h reads query and key head
 h // (num_v_heads / num_q_heads). Queries and keys are used as they are; callers normalize them. A scale of 0 stands for
-1 / sqrt(head_size). States are [d_v, d_k] (k-last). Everything is float32; the output is rounded once. Kernels compute
-chunks of tokens at once instead; the state of a recurrence is the same.
+1 / sqrt(head_size). States are [d_v, d_k] (k-last). Gates are float32, and states float64 until they are returned:
+kernels compute chunks of tokens at once instead, which rounds the state less often than float32 would at each token.
 """
 
 import math
@@ -49,13 +49,14 @@ def run(
         scale = 1.0 / math.sqrt(HEAD_SIZE)
     log_decay, beta = gates(A_log, a + dt_bias, b)
     queries, keys = (per_value_head(x, NUM_V_HEADS) for x in (q, k))
-    output, new_state = torch.zeros_like(v), state.clone()
+    queries, keys, values, new_state, log_decay, beta = (x.double() for x in (queries, keys, v, state, log_decay, beta))
+    output = torch.zeros_like(v)
     lengths = cu_seqlens.diff().tolist()
     for position in range(max(lengths, default=0)):
         here = [sequence for sequence, length in enumerate(lengths) if position < length]
         token = cu_seqlens[here] + position
         read, new_state[here] = delta_step(
-            new_state[here], queries[token] * scale, keys[token], v[token], log_decay[token], beta[token]
+            new_state[here], queries[token] * scale, keys[token], values[token], log_decay[token], beta[token]
         )
         output[token] = read.bfloat16()
-    return output, new_state
+    return output, new_state.float()

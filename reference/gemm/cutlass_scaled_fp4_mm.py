@@ -18,7 +18,7 @@ PADDED_SCALES = 448
 BLOCK = 16
 
 
-def dequantise(packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+def dequantize(packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """Packed numbers [rows, k / 2] and their stored scales -> float32 [rows, k]."""
     rows = packed.shape[0]
     blocks = nvfp4_values(packed).unflatten(1, (K // BLOCK, BLOCK))
@@ -31,4 +31,4 @@ def run(A: torch.Tensor, B: torch.Tensor, A_scale: torch.Tensor, B_scale: torch.
     assert B.shape == (N, K_BYTES)
     assert A_scale.shape[1] == PADDED_SCALES
     assert B_scale.shape == (PADDED_N, PADDED_SCALES)
-    return ((dequantise(A, A_scale) @ dequantise(B, B_scale).T) * alpha).to(torch.bfloat16)
+    return ((dequantize(A, A_scale) @ dequantize(B, B_scale).T) * alpha).to(torch.bfloat16)

@@ -1,6 +1,6 @@
 """Linear layer with 4-bit weights in groups of input features and int8 activations per token, as in QServe.
 
-The 4-bit weights q (0..15) are dequantised in two levels (Lin et al., 2024). Within a group of GROUP input features of
+The 4-bit weights q (0..15) are dequantized in two levels (Lin et al., 2024). Within a group of GROUP input features of
 an output channel, q * scale + zero is an integer in -128..127; zero is minus the zero point times the scale. The
 integers times w_scale, one per channel, are the weights: C = (A @ (q * scale + zero).T) * a_scale * w_scale. The sum of
 integer products is exact in float64; the result is rounded once, to float16.

@@ -6,9 +6,9 @@ head does, token by token,
     S = S diag(g),    S = S + beta (v - S k) k^T,    output = scale S q
 
 (Kimi Team, "Kimi Linear", 2025). Sequence i has the tokens from cu_seqlens[i] to cu_seqlens[i + 1]; one without tokens
-keeps its state. Queries and keys are used as they are; callers normalize them. States are [d_v, d_k]. Everything is
-float32; the output is rounded once. Kernels compute chunks of tokens at once instead; the state of a recurrence is the
-same.
+keeps its state. Queries and keys are used as they are; callers normalize them. States are [d_v, d_k]. Gates are
+float32, and states float64 until they are returned: kernels compute chunks of tokens at once instead, which rounds the
+state less often than float32 would at each token.
 """
 
 import torch
@@ -41,17 +41,19 @@ def run(
     assert q.shape == k.shape == v.shape == a.shape == (len(b), NUM_V_HEADS, HEAD_SIZE)
     assert state.shape == (len(cu_seqlens) - 1, NUM_V_HEADS, HEAD_SIZE, HEAD_SIZE)
     assert dt_bias.shape == (NUM_V_HEADS, HEAD_SIZE) and b.shape[1:] == A_log.shape == (NUM_V_HEADS,)
-    decay = torch.exp(-torch.exp(A_log)[:, None] * torch.nn.functional.softplus(a + dt_bias))
-    beta = torch.sigmoid(b.float())
-    output, new_state = torch.zeros_like(v), state.clone()
+    log_decay = -torch.exp(A_log)[:, None] * torch.nn.functional.softplus(a + dt_bias)
+    queries, keys, values, new_state, log_decay, beta = (
+        x.double() for x in (q, k, v, state, log_decay, torch.sigmoid(b.float()))
+    )
+    output, decay = torch.zeros_like(v), torch.exp(log_decay)
     lengths = cu_seqlens.diff().tolist()
     for position in range(max(lengths, default=0)):
         here = [sequence for sequence, length in enumerate(lengths) if position < length]
         token = cu_seqlens[here] + position
-        key = k[token].float()
+        key = keys[token]
         kept = new_state[here] * decay[token][:, :, None, :]
-        change = beta[token][..., None] * (v[token] - torch.einsum("nhvk,nhk->nhv", kept, key))
+        change = beta[token][..., None] * (values[token] - torch.einsum("nhvk,nhk->nhv", kept, key))
         kept = kept + change[..., None] * key[:, :, None, :]
-        output[token] = torch.einsum("nhvk,nhk->nhv", kept, q[token].float() * scale).bfloat16()
+        output[token] = torch.einsum("nhvk,nhk->nhv", kept, queries[token] * scale).bfloat16()
         new_state[here] = kept
-    return output, new_state
+    return output, new_state.float()

@@ -1,4 +1,4 @@
-"""The row of each new token for DeepSeek's packed fp8 cache: quantises the compressed key, copies the rotated part.
+"""The row of each new token for DeepSeek's packed fp8 cache: quantizes the compressed key, copies the rotated part.
 
 GROUP_SIZE consecutive features of k_nope share a scale: scale = max |x| / 448 over the group, in float32, and
 code = x / scale rounded to the nearest e4m3 number, ties to even. There is no least scale: a group of zeros has the

@@ -1,4 +1,4 @@
-"""Layer normalisation with scale and bias (Ba, Kiros and Hinton, 2016).
+"""Layer normalization with scale and bias (Ba, Kiros and Hinton, 2016).
 
 output = (x - mean(x)) / sqrt(var(x) + EPS) * weight + bias, where var is the mean of the squared deviations from the
 mean of the row, without Bessel's correction. EPS is

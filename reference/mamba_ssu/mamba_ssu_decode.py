@@ -16,6 +16,8 @@ NHEADS = 128
 HEAD_DIM = 64
 DSTATE = 128
 NGROUPS = 8
+#: Otherwise float32.
+BF16_STATE = True
 
 
 def run(
@@ -44,5 +46,5 @@ def run(
     states = state[slots] * torch.exp(A * step) + step * features.unsqueeze(-1) * writes
     output, new_state = torch.zeros_like(x), state.clone()
     output[real] = ((states * reads).sum(dim=-1) + D * features).bfloat16()
-    new_state[slots] = states.bfloat16()
+    new_state[slots] = states.bfloat16() if BF16_STATE else states
     return output, new_state

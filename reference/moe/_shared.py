@@ -16,7 +16,7 @@ def softmax_route(routing_logits: torch.Tensor, top_k: int, norm_topk_prob: bool
     return experts, weights
 
 
-def dequantise(codes: torch.Tensor, scales: torch.Tensor, block: int) -> torch.Tensor:
+def dequantize(codes: torch.Tensor, scales: torch.Tensor, block: int) -> torch.Tensor:
     """Codes [rows, columns] with one scale for each block x block -> float32 [rows, columns]."""
     values = codes.float()
     values.view(scales.shape[0], block, scales.shape[1], block).mul_(scales[:, None, :, None])
@@ -49,14 +49,14 @@ def deepseek_route(
     return chosen, scores.gather(1, chosen)
 
 
-def quantised_groups(values: torch.Tensor, block: int) -> torch.Tensor:
+def quantized_groups(values: torch.Tensor, block: int) -> torch.Tensor:
     """[..., k] in groups of `block`, rounded to e4m3 with the scale max(|x|, 1e-10) / 448 of each group, in float32."""
     groups = values.float().unflatten(-1, (values.shape[-1] // block, block))
     scales = groups.abs().amax(dim=-1, keepdim=True).clamp_min(1e-10) / 448.0
     return ((groups / scales).to(torch.float8_e4m3fn).float() * scales).flatten(-2)
 
 
-def dequantise_fp4(codes: torch.Tensor, scales: torch.Tensor, block: int) -> torch.Tensor:
+def dequantize_fp4(codes: torch.Tensor, scales: torch.Tensor, block: int) -> torch.Tensor:
     """Bytes int8 [rows, k / 2] of two e2m1 codes each, and e4m3 scales [rows, k / block] -> float32 [rows, k].
 
     The low four bits are the code of the even feature. Three bits of a code choose the magnitude, the highest the sign.
@@ -117,5 +117,5 @@ def sorted_mxfp4_products(
     output = torch.zeros(rows.shape[0], weights.shape[1], device=rows.device)
     for expert, first, end in rows_of_experts(expert_counts):
         scales = torch.exp2((weights_scale[expert].int() & 255) - 127)
-        output[first:end] = rows[first:end].float() @ dequantise_fp4(weights[expert], scales, block).T
+        output[first:end] = rows[first:end].float() @ dequantize_fp4(weights[expert], scales, block).T
     return output

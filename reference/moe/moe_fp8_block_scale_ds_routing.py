@@ -13,7 +13,7 @@ this rank. Experts on other ranks contribute nothing, so a token that chose none
 
 One scale belongs to BLOCK x BLOCK weights, or to BLOCK consecutive features of a token (hidden_states_scale is stored
 block-major). Products are computed in float32, and the sum over the experts is rounded once. The activation between the
-two products is not quantised again; kernels that do so differ by that rounding.
+two products is not quantized again; kernels that do so differ by that rounding.
 """
 
 import math
@@ -50,7 +50,7 @@ def route(routing_logits: torch.Tensor, routing_bias: torch.Tensor) -> tuple[tor
     return experts, chosen / chosen.sum(dim=1, keepdim=True)
 
 
-def dequantise(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+def dequantize(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """Codes [rows, columns] with one scale for each BLOCK x BLOCK -> float32 [rows, columns]."""
     values = codes.float()
     values.view(scales.shape[0], BLOCK, scales.shape[1], BLOCK).mul_(scales[:, None, :, None])
@@ -87,8 +87,8 @@ def run(
     output = torch.zeros_like(x)
     # One expert at a time, and only those that received a token: all of them in float32 would take 5.6 GB.
     for expert, token, slot in tokens_of_experts(local, NUM_LOCAL_EXPERTS):
-        up, gate = (x[token] @ dequantise(gemm1_weights[expert], gemm1_weights_scale[expert]).T).chunk(2, dim=1)
+        up, gate = (x[token] @ dequantize(gemm1_weights[expert], gemm1_weights_scale[expert]).T).chunk(2, dim=1)
         hidden = torch.nn.functional.silu(gate) * up
-        result = hidden @ dequantise(gemm2_weights[expert], gemm2_weights_scale[expert]).T
+        result = hidden @ dequantize(gemm2_weights[expert], gemm2_weights_scale[expert]).T
         output.index_add_(0, token, result * weights[token, slot].unsqueeze(1))
     return output.to(torch.bfloat16)

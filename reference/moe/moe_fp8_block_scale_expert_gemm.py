@@ -12,7 +12,7 @@ in float32 and rounded once.
 
 import torch
 
-from ._shared import dequantise, quantised_groups, tokens_of_experts
+from ._shared import dequantize, quantized_groups, tokens_of_experts
 
 NUM_EXPERTS = 32
 TOP_K = 8
@@ -39,11 +39,11 @@ def run(
     assert weights_scale.shape == (NUM_EXPERTS, NUM_N_BLOCKS, NUM_K_BLOCKS)
     assert topk_weights.shape == (seq_len, TOP_K)
     assert topk_ids.shape == (seq_len, TOP_K)
-    rows = quantised_groups(hidden_states, BLOCK).expand(seq_len, TOP_K, K)
+    rows = quantized_groups(hidden_states, BLOCK).expand(seq_len, TOP_K, K)
     output = rows.new_zeros(seq_len, TOP_K, N)
     # One expert at a time, and only those that received a token: all of them in float32 would take up to 4 GB.
     for expert, token, slot in tokens_of_experts(topk_ids, NUM_EXPERTS):
-        own = dequantise(weights[expert], weights_scale[expert], BLOCK)
+        own = dequantize(weights[expert], weights_scale[expert], BLOCK)
         output[token, slot] = rows[token, slot] @ own.T
     if mul_routed_weight:
         output = output * topk_weights.unsqueeze(2)

@@ -7,7 +7,7 @@ BLOCK x BLOCK weights. Products are computed in float32 and rounded once.
 
 import torch
 
-from ._shared import dequantise
+from ._shared import dequantize
 
 NUM_EXPERTS = 32
 NUM_OFFSETS = 33
@@ -34,5 +34,5 @@ def run(
     for expert in range(NUM_EXPERTS):
         first, last = ends[expert], ends[expert + 1]
         if first < last:
-            output[first:last] = rows[first:last] @ dequantise(b[expert], b_scale[expert], BLOCK).T
+            output[first:last] = rows[first:last] @ dequantize(b[expert], b_scale[expert], BLOCK).T
     return output.to(torch.bfloat16)

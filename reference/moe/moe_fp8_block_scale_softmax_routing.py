@@ -11,12 +11,12 @@ parallelism, INTERMEDIATE_SIZE is the share of this rank, and the outputs of the
 
 One scale belongs to BLOCK x BLOCK weights, or to BLOCK consecutive features of a token (hidden_states_scale is stored
 block-major). Products are computed in float32, and the sum over the experts is rounded once. The activation between the
-two products is not quantised again; kernels that do so differ by that rounding.
+two products is not quantized again; kernels that do so differ by that rounding.
 """
 
 import torch
 
-from ._shared import dequantise, softmax_route, swiglu_mlp, tokens_of_experts
+from ._shared import dequantize, softmax_route, swiglu_mlp, tokens_of_experts
 
 NUM_EXPERTS = 8
 NUM_LOCAL_EXPERTS = 8
@@ -58,8 +58,8 @@ def run(
     output = torch.zeros_like(x)
     # One expert at a time, and only those that received a token: all of them in float32 would take up to 10 GB.
     for expert, token, slot in tokens_of_experts(local, NUM_LOCAL_EXPERTS):
-        gemm1 = dequantise(gemm1_weights[expert], gemm1_weights_scale[expert], BLOCK)
-        gemm2 = dequantise(gemm2_weights[expert], gemm2_weights_scale[expert], BLOCK)
+        gemm1 = dequantize(gemm1_weights[expert], gemm1_weights_scale[expert], BLOCK)
+        gemm2 = dequantize(gemm2_weights[expert], gemm2_weights_scale[expert], BLOCK)
         result = swiglu_mlp(x[token], gemm1, gemm2)
         output.index_add_(0, token, result * weights[token, slot].unsqueeze(1))
     return output.to(torch.bfloat16)

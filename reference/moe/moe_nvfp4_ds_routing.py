@@ -8,19 +8,19 @@ experts. The weight of a chosen expert is s / (sum of the chosen s) * routed_sca
 Each expert is a SwiGLU MLP. The first half of gemm1's rows is the up projection, the second half the gate:
 output1_scale_scalar * up * silu(output1_scale_gate_scalar * gate), then W_2 times output2_scale_scalar. These three
 factors of each expert have the global scales of the tensors; output1_scale_scalar also has the one with which kernels
-quantise the activation, which output2_scale_scalar takes out again. Only the experts local_expert_offset ..
+quantize the activation, which output2_scale_scalar takes out again. Only the experts local_expert_offset ..
 local_expert_offset + NUM_LOCAL_EXPERTS - 1 are on this rank; experts on other ranks contribute nothing.
 
 A byte has two fp4 codes, that of the even feature in the low four bits; of a code, three bits choose the magnitude from
 0, 0.5, 1, 1.5, 2, 3, 4, 6, and the highest is the sign. BLOCK consecutive features share one scale, an e4m3 number.
 Scales are listed row by row. Kernels take weights with their rows permuted, and their scales in tiles.
 The router is computed in float64 and the experts in float32; the sum over the experts is rounded once. The activation
-between the two products is not quantised again; kernels that do so differ by that rounding.
+between the two products is not quantized again; kernels that do so differ by that rounding.
 """
 
 import torch
 
-from ._shared import deepseek_route, dequantise_fp4, tokens_of_experts
+from ._shared import deepseek_route, dequantize_fp4, tokens_of_experts
 
 NUM_EXPERTS = 256
 NUM_LOCAL_EXPERTS = 32
@@ -67,14 +67,14 @@ def run(
     experts, scores = deepseek_route(routing_logits, routing_bias, N_GROUP, TOPK_GROUP, TOP_K)
     weights = (scores / scores.sum(dim=1, keepdim=True) * routed_scaling_factor).float()
     local = experts - int(local_expert_offset)
-    x = dequantise_fp4(hidden_states, hidden_states_scale, BLOCK)
+    x = dequantize_fp4(hidden_states, hidden_states_scale, BLOCK)
     output = torch.zeros_like(x)
     # One expert at a time, and only those that received a token: all of them in float32 would take 5.6 GB.
     for expert, token, slot in tokens_of_experts(local, NUM_LOCAL_EXPERTS):
-        both = x[token] @ dequantise_fp4(gemm1_weights[expert], gemm1_weights_scale[expert], BLOCK).T
+        both = x[token] @ dequantize_fp4(gemm1_weights[expert], gemm1_weights_scale[expert], BLOCK).T
         up, gate = both.chunk(2, dim=1)
         hidden = torch.nn.functional.silu(gate * output1_scale_gate_scalar[expert]) * up * output1_scale_scalar[expert]
-        result = hidden @ dequantise_fp4(gemm2_weights[expert], gemm2_weights_scale[expert], BLOCK).T
+        result = hidden @ dequantize_fp4(gemm2_weights[expert], gemm2_weights_scale[expert], BLOCK).T
         factor = weights[token, slot] * output2_scale_scalar[expert]
         output.index_add_(0, token, result * factor.unsqueeze(1))
     return output.to(torch.bfloat16)

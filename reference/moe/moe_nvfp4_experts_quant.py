@@ -1,4 +1,4 @@
-"""Quantises rows that are sorted by expert to nvfp4: fp4 (e2m1) codes with one e4m3 scale for each BLOCK features.
+"""Quantizes rows that are sorted by expert to nvfp4: fp4 (e2m1) codes with one e4m3 scale for each BLOCK features.
 
 Expert e has the rows expert_offsets[e] .. expert_offsets[e + 1] - 1, and the global scale g = input_global_scale[e].
 The scale of a block is g * max |x| / 6, rounded to e4m3 (to nearest, ties to even, at most 448), and its codes are x *

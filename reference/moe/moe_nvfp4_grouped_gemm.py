@@ -9,7 +9,7 @@ computed in float32 and rounded once.
 
 import torch
 
-from ._shared import dequantise_fp4
+from ._shared import dequantize_fp4
 
 NUM_EXPERTS = 32
 NUM_OFFSETS = 33
@@ -35,12 +35,12 @@ def run(
     assert b_scale.shape == (NUM_EXPERTS, N, NUM_K_BLOCKS)
     assert alphas.shape == (NUM_EXPERTS,)
     assert expert_offsets.shape == (NUM_OFFSETS,)
-    rows = dequantise_fp4(a, a_scale, BLOCK)
+    rows = dequantize_fp4(a, a_scale, BLOCK)
     output = rows.new_zeros(len(rows), N)
     ends = expert_offsets.tolist()
     # One expert at a time, and only those with rows: all of them in float32 would take up to 4 GB.
     for expert in range(NUM_EXPERTS):
         first, last = ends[expert], ends[expert + 1]
         if first < last:
-            output[first:last] = rows[first:last] @ dequantise_fp4(b[expert], b_scale[expert], BLOCK).T * alphas[expert]
+            output[first:last] = rows[first:last] @ dequantize_fp4(b[expert], b_scale[expert], BLOCK).T * alphas[expert]
     return output.to(torch.bfloat16)

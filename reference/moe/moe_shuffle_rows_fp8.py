@@ -1,4 +1,4 @@
-"""Copies rows in a given order: output[i] = input[dst2src_map[i]]. The rows are quantised hidden states.
+"""Copies rows in a given order: output[i] = input[dst2src_map[i]]. The rows are quantized hidden states.
 
 A row may be copied several times, or not at all: each expert that a token chose gets its row.
 """

@@ -1,8 +1,8 @@
-"""Dynamic quantisation to fp8 (e4m3) with one scale for each group of consecutive features of a token.
+"""Dynamic quantization to fp8 (e4m3) with one scale for each group of consecutive features of a token.
 
 scale = max(max |x|, EPS) / 448 over the group, in float32, and code = x / scale rounded to the nearest e4m3 number,
 ties to even; codes times scale approximate x. 448 is the largest e4m3 number, so no code overflows. DeepSeek-V3
-quantises the activations of its block-scaled products in this way.
+quantizes the activations of its block-scaled products in this way.
 """
 
 import torch

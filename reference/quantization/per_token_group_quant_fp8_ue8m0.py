@@ -1,4 +1,4 @@
-"""Dynamic quantisation to fp8 (e4m3) with a power of two as the scale of each group of a token's features.
+"""Dynamic quantization to fp8 (e4m3) with a power of two as the scale of each group of a token's features.
 
 scale = the smallest power of two that is at least max(max |x|, EPS) / 448 over the group, and code = x / scale rounded
 to the nearest e4m3 number, ties to even. A scale is stored as its exponent plus 127 in a byte (ue8m0). Four consecutive

@@ -1,7 +1,7 @@
-"""Dynamic quantisation to int8 with one scale for each group of consecutive features of a token.
+"""Dynamic quantization to int8 with one scale for each group of consecutive features of a token.
 
 scale = max(max |x|, EPS) / 127 over the group, in float32. code = x / scale without its fraction: it is truncated
-towards zero, as the kernels do, and not rounded to nearest. Codes are in -127..127. The quotient is 127 x over the
+toward zero, as the kernels do, and not rounded to nearest. Codes are in -127..127. The quotient is 127 x over the
 maximum, which is exact where it is an integer; x over the rounded scale can turn the largest element's 127 into 126. It
 is computed in float64, because 127 x may be beyond float32.
 """

@@ -1,4 +1,4 @@
-"""Dynamic quantisation to fp8 (e4m3) with one scale per token.
+"""Dynamic quantization to fp8 (e4m3) with one scale per token.
 
 scale = max |x| / 448 over the token's features, in float32, and code = x / scale rounded to the nearest e4m3 number,
 ties to even; codes times scale approximate x. 448 is the largest e4m3 number, so no code overflows. A token of zeros

@@ -1,4 +1,4 @@
-"""Dynamic quantisation to int8 with one scale per token.
+"""Dynamic quantization to int8 with one scale per token.
 
 scale = max(max |x|, EPS) / 127 over the token's features, in float32. code = x / scale rounded to the nearest integer,
 halves away from zero; codes are in -127..127. The quotient is 127 x over the maximum, which is exact where it is an

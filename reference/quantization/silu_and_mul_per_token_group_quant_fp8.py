@@ -1,9 +1,9 @@
-"""SwiGLU's gated activation, quantised to fp8 (e4m3) with one scale for each group of consecutive features of a token.
+"""SwiGLU's gated activation, quantized to fp8 (e4m3) with one scale for each group of consecutive features of a token.
 
 y = silu(gate) * up, where gate is the first half of a row and up the second one, and silu(x) = x / (1 + exp(-x)).
 Then scale = max(max |y|, EPS) / 448 over each group of y, and code = y / scale rounded to the nearest e4m3 number, ties
 to even; codes times scale approximate y. All of it in float32; y is not rounded in between. Experts of DeepSeek-V3
-quantise the activations of their second product in this way.
+quantize the activations of their second product in this way.
 """
 
 import torch

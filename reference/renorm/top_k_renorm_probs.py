@@ -1,4 +1,4 @@
-"""Top-k renormalisation: the k largest probabilities of each row, scaled to sum to 1; the rest are 0.
+"""Top-k renormalization: the k largest probabilities of each row, scaled to sum to 1; the rest are 0.
 
 Values greater than or equal to the k-th largest are kept. That includes all values tied with it, so more than k may
 remain. k >= vocab_size and k < 0 (read as unsigned) keep the whole row and still scale it; k = 0 gives zeros. A kept

@@ -1,4 +1,4 @@
-"""Top-p (nucleus) renormalisation: the most probable tokens whose mass reaches p, scaled to sum to 1; the rest are 0.
+"""Top-p (nucleus) renormalization: the most probable tokens whose mass reaches p, scaled to sum to 1; the rest are 0.
 
 Token i is kept if the mass of the strictly more probable tokens is less than p times the row's sum. In descending
 order, the token with which the mass reaches or exceeds that limit is the last one kept, together with all tokens tied

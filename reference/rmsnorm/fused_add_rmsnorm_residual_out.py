@@ -1,7 +1,7 @@
-"""Residual addition followed by root-mean-square normalisation.
+"""Residual addition followed by root-mean-square normalization.
 
 x = hidden_states + residual in float32; residual_out = x rounded once; output = x / sqrt(mean(x^2) + EPS) * weight. As
-in the fused kernels, the norm reads the sum before it is rounded for residual_out. Normalising the rounded residual
+in the fused kernels, the norm reads the sum before it is rounded for residual_out. Normalizing the rounded residual
 instead would change about a fifth of the output elements. Both results are rounded once, at the end.
 [[EPS == 1e-5: EPS is 1e-5, as in Llama and Mixtral; most other models use 1e-6.]] Where the sum of
 squares is beyond float32's range, 3.4e38, the output is 0.

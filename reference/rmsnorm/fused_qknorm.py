@@ -15,7 +15,7 @@ HEAD_DIM = 128
 EPS = 1e-6
 
 
-def normalised(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def normalized(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """x [num_tokens, heads, head_dim], weight [head_dim]."""
     values = x.float()
     mean_square = torch.linalg.vector_norm(values, dim=-1, keepdim=True).square() / HEAD_DIM
@@ -32,4 +32,4 @@ def run(
     assert q.shape[1:] == (NUM_QO_HEADS, HEAD_DIM)
     assert k.shape[1:] == (NUM_KV_HEADS, HEAD_DIM)
     assert q_weight.shape[0] == k_weight.shape[0] == HEAD_DIM
-    return normalised(q, q_weight), normalised(k, k_weight)
+    return normalized(q, q_weight), normalized(k, k_weight)

@@ -1,4 +1,4 @@
-"""Residual addition followed by the root-mean-square normalisation of the Gemma models.
+"""Residual addition followed by the root-mean-square normalization of the Gemma models.
 
 x = hidden_states + residual in float32; residual_out = x rounded once; output = x / sqrt(mean(x^2) + EPS) * (1 +
 weight): the learned weight is the difference of the scale from 1. As in the fused kernels, the norm reads the sum

@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation of the Gemma models: output = x / sqrt(mean(x^2) + EPS) * (1 + weight).
+"""Root-mean-square normalization of the Gemma models: output = x / sqrt(mean(x^2) + EPS) * (1 + weight).
 
 The learned weight is the difference of the scale from 1. Computed in float32 and rounded once, at the end, to the dtype
 of the input; in bfloat16, 1 + weight would lose most bits of a small weight. A row of zeros gives zeros. Where the sum

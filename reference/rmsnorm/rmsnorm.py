@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation (Zhang and Sennrich, 2019): output = x / sqrt(mean(x^2) + EPS) * weight.
+"""Root-mean-square normalization (Zhang and Sennrich, 2019): output = x / sqrt(mean(x^2) + EPS) * weight.
 
 [[EPS == 1e-5: EPS is 1e-5, as in Llama and Mixtral; most other models use 1e-6.]]
 Computed in float32 and rounded once, at the end, to the dtype of the input. A row of zeros gives zeros. Where the sum

@@ -1,7 +1,7 @@
 """Walsh-Hadamard transform of each row, times a scale: output = scale * x H.
 
 H is Sylvester's matrix of order HEAD_DIM, in natural order: H[i, j] = (-1)^popcount(i & j). DeepSeek-V3.2 turns the
-indexer's queries and keys with it before it quantises them to fp8, with a scale of HEAD_DIM^-0.5, which makes scale * H
+indexer's queries and keys with it before it quantizes them to fp8, with a scale of HEAD_DIM^-0.5, which makes scale * H
 orthogonal. Computed in float32 as sums and differences, log2(HEAD_DIM) times; rounded once, to the dtype of x.
 """
 

@@ -231,6 +231,7 @@ def test_families_without_a_time_are_judged_by_their_workloads():
     assert [why for *_, why in rows] == [
         "takes lists whose length is a multiple of 4, and that of a workload is 16703; it has [a defect]"
         "(../findings.md)",
+        "takes seq_len from 1 to 6, and a workload has 64",
         "loses what expert 0 computed, and tokens of the workloads choose any expert; it has [a defect]"
         "(../findings.md)",
     ]

@@ -148,8 +148,12 @@ def test_texts_of_models_and_of_other_sizes_are_left_out() -> None:
     assert "11 query heads and 1 key-value head of" in single["description"]
     derived = new_definition(ROOT, "per_token_group_quant_fp8", {"hidden_size": 640, "group_size": 128})
     assert derived["axes"]["num_groups"]["value"] == 5
-    with pytest.raises(AddError, match="--description TEXT"):
-        new_definition(ROOT, "moe_topk_softmax", {"top_k": 3, "num_experts": 48})
+    router = new_definition(ROOT, "moe_topk_softmax", {"top_k": 3, "num_experts": 48})
+    assert router["description"] == (
+        "Expert router: softmax over 48 logits, the 3 best experts of each token and their weights."
+    )
+    with pytest.raises(AddError, match="--description TEXT"):  # every Definition's first sentence names a model
+        new_definition(ROOT, "moe_topk_softmax_sorted", {"top_k": 3, "num_experts": 48})
 
 
 def test_the_checkout_has_one_more_file(tmp_path: Path) -> None:

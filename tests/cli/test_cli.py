@@ -108,7 +108,7 @@ def test_show_lists_the_runs_of_kernels_before_those_that_only_tags_name(invoke)
         (["show", "rmsnorm_h513"], "did you mean"),
         (["sync", "rmsnorm_h513"], "did you mean"),
         (["list", "--op-type", "gem"], "no op_type 'gem'; did you mean gemm?"),
-        (["list", "--op-type", "zzz"], "no op_type 'zzz'; the op_types are activation, concat"),
+        (["list", "--op-type", "zzz"], "no op_type 'zzz'; the op_types are activation, batch, concat"),
         (
             ["list", "--tag", "model:deepseek-v33"],
             "no Definition has the tag 'model:deepseek-v33'; did you mean model:deep",
@@ -287,9 +287,10 @@ STATUS = sorted({f"status:{value}" for one in flashinfer_trace.definitions() for
     ("words", "expected"),
     [
         (["sho"], ["show"]),
-        (["show", "rmsnorm_h71"], ["rmsnorm_h7168"]),
-        (["verify", "rmsnorm_h7168", "rmsnorm_h15"], ["rmsnorm_h1536"]),
-        (["sync", "rmsnorm_h15"], ["rmsnorm_h1536"]),
+        (["show", "rmsnorm_h71"], ["rmsnorm_h7168", "rmsnorm_h7168_eps1e5"]),
+        (["show", "rmsnorm_h7168_"], ["rmsnorm_h7168_eps1e5"]),
+        (["verify", "rmsnorm_h7168", "rmsnorm_h15"], ["rmsnorm_h1536", "rmsnorm_h1536_eps1e5"]),
+        (["sync", "rmsnorm_h15"], ["rmsnorm_h1536", "rmsnorm_h1536_eps1e5"]),
         (["list", "--op-type", "gem"], ["gemm"]),
         (["list", "--tag", "status:ver"], ["status:verified"]),
         (["coverage", "--model", "deepseek-v3"], ["deepseek-v3", "deepseek-v3.2"]),
@@ -318,7 +319,8 @@ STATUS = sorted({f"status:{value}" for one in flashinfer_trace.definitions() for
         (["list", "--tag", "model", ":", "deepseek-v3.2"], "plain,deepseek-v3.2"),
         (["list", "--tag", "status:ver"], "plain,verified"),
         (["list", "--tag", "stat"], "\n".join(f"plain,{tag}" for tag in STATUS)),
-        (["show", "rmsnorm_h71"], "plain,rmsnorm_h7168"),
+        (["show", "rmsnorm_h71"], "plain,rmsnorm_h7168\nplain,rmsnorm_h7168_eps1e5"),
+        (["show", "rmsnorm_h7168_"], "plain,rmsnorm_h7168_eps1e5"),
     ],
 )
 def test_bash_takes_a_colon_for_the_end_of_a_word(monkeypatch, words, expected):

@@ -135,3 +135,14 @@ def test_an_installed_copy_is_read_in_a_checkout_too_and_says_so(checkout, tmp_p
     assert expected in here.stderr
     away = subprocess.run(command, cwd=Path(tmp_path), env=environment, capture_output=True, text=True, timeout=60)
     assert (away.stdout, away.stderr) == (here.stdout, "")
+
+
+@pytest.mark.parametrize(
+    ("file", "fix"), [("rmsnorm_h7168.json", "dump {} --add` writes"), ("a.txt", "correct the path")]
+)
+def test_a_folder_of_dumps_is_not_a_root_and_the_message_says_what_reads_it(tmp_path, monkeypatch, file, fix):
+    (tmp_path / file).write_text("{}")
+    monkeypatch.setenv("FLASHINFER_TRACE_PATH", str(tmp_path))
+    with pytest.raises(store.DatasetError, match="has no definitions/; ") as raised:
+        store.find_roots()
+    assert fix.format(tmp_path.resolve()) in str(raised.value)

@@ -61,7 +61,21 @@ def test_a_release_that_is_not_installed_is_refused_with_the_command(tmp_path, c
     assert "python -m tools.fetch_sources --install --release 0.5.23" in capsys.readouterr().err
 
 
-def test_every_run_of_the_set_has_a_plan():
-    names = json.loads(plans.SET.read_text())["set"]
+@pytest.mark.parametrize("key", ["set", "gpu"])
+def test_every_run_of_the_set_has_a_plan(key):
+    names = plans.named(key)
     assert len(names) == len(set(names)) > 5
     assert [plans.of_configuration(name).name for name in names] == names
+
+
+def test_what_is_recorded_on_a_gpu_needs_one():
+    assert {plans.listed(name).server.get("tp_size", 1) for name in plans.named("gpu")} == {1}
+
+
+def test_a_recorded_run_is_named_with_the_folder_of_its_release(tmp_path, monkeypatch):
+    for name in ("old", "0.5.23/new"):
+        path = tmp_path / "traces" / "runtime" / f"{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    monkeypatch.setattr(plans, "find_root", lambda: tmp_path)
+    assert set(plans.recorded_runs()) == {"old", "0.5.23/new"}

@@ -54,7 +54,7 @@ def test_a_missing_chain_and_another_line_are_differences(run):
 
 
 def test_every_explained_difference_has_a_reason_and_names_recorded_runs():
-    names = [path.stem for path in RUNS.glob("*.json")]
+    names = [path.stem for path in RUNS.rglob("*.json")]
     for one in json.loads(compare.EXPLAINED.read_text(encoding="utf-8")):
         assert set(one) == {"run", "side", "place", "why"}, one
         assert len(one["why"]) > 20

@@ -25,7 +25,7 @@ def record() -> Record:
 
 @pytest.fixture(scope="session")
 def references() -> Iterator[References]:
-    with ReferenceWorker(ReferenceLimits(seconds=20.0), waived=TIES) as worker:
+    with ReferenceWorker(ReferenceLimits(seconds=10.0), waived=TIES) as worker:
         yield References(worker)
 
 

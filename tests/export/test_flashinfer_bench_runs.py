@@ -16,7 +16,7 @@ from record_flashinfer_bench_validator import summary as validator_summary
 import flashinfer_trace
 from flashinfer_trace import Definition
 from flashinfer_trace.families import family_of
-from flashinfer_trace.families.moe.products import e4m3_groups
+from flashinfer_trace.families.moe.expert_gemm import e4m3_groups
 from flashinfer_trace.judging.export.cases import Case, Scales, cases
 from flashinfer_trace.judging.export.judgeable import unjudged
 

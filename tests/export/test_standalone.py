@@ -13,8 +13,8 @@ import torch
 
 import flashinfer_trace
 from flashinfer_trace.families import all_families, family_of
-from flashinfer_trace.families.activation import flashinfer_activation
-from flashinfer_trace.families.gemm import fp8_blockwise, fp8_scaled
+from flashinfer_trace.families.sampling import sampler
+from flashinfer_trace.families.speculative import build, greedy
 from flashinfer_trace.harness.family import Family, Kernel
 from flashinfer_trace.judging.export.solutions import main_source
 from flashinfer_trace.judging.export.standalone import Slice, SliceError
@@ -74,20 +74,20 @@ def test_a_solution_that_draws_takes_its_seeds_from_torch():
 
 def test_functions_of_the_same_name_stay_apart():
     parts = Slice(reserved=["run_sgl"])
-    first, second = parts.expression(fp8_scaled.run_sgl), parts.expression(fp8_blockwise.run_sgl)
+    first, second = parts.expression(greedy.run_sgl), parts.expression(build.run_sgl)
     assert (first, second) == ("run_sgl_2", "run_sgl_3")
     names: dict[str, object] = {}
     exec(parts.source, names)
-    assert {"run_sgl_2", "run_sgl_3", "columns_first"} <= names.keys()
+    assert {"run_sgl_2", "run_sgl_3", "verified"} <= names.keys()
 
 
 def test_closures_keep_what_they_were_made_with():
     parts = Slice()
-    calls = [parts.expression(flashinfer_activation(name)) for name in ("silu_and_mul", "gelu_and_mul")]
+    calls = [parts.expression(sampler(name)) for name in ("top_k", "top_p")]
     assert len(set(calls)) == 2
     names: dict[str, types.FunctionType] = {}
     exec(parts.source, names)
-    assert [names[call].__closure__[0].cell_contents for call in calls] == ["silu_and_mul", "gelu_and_mul"]
+    assert [names[call].__closure__[0].cell_contents for call in calls] == ["top_k", "top_p"]
 
 
 @pytest.mark.parametrize(

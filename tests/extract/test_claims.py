@@ -12,9 +12,10 @@ import pytest
 from flashinfer_trace import definitions, find_root
 from flashinfer_trace.dataset.coverage import load_needs
 from tools.extract.matched import Dataset, State, rows_of
-from tools.extract.model_needs import _called, parallel_sizes, runs_of
+from tools.extract.model_needs import _ops, _sizes, parallel_sizes, runs_of
 from tools.runtime_tracing.model_calls import models_of
 from tools.runtime_tracing.recording import read_all
+from tools.trace.records import committed
 
 ROOT = find_root()
 NEEDS = load_needs(ROOT)
@@ -48,10 +49,32 @@ def sizes_of(config: Mapping[str, Any]) -> set[int]:
     whole |= {heads * (nope + value), heads * value, nope + rotated, experts + shared, chosen + shared, 1}
     whole |= {2 * size for size in wide} | set(wide)
     whole |= {get("index_n_heads") * get("index_head_dim")}
+    whole |= linear_sizes(config, hidden, heads, kv, dim)
     found = {size // ranks for size in whole for ranks in (1, 2, 4, 8) if size % ranks == 0}
     for ranks in (1, 2, 4, 8):
         share = max(kv // ranks, 1)
         found |= {share, share * dim, (heads // ranks + 2 * share) * dim, experts // ranks + shared}
+    return found
+
+
+def linear_sizes(config: Mapping[str, Any], hidden: int, heads: int, kv: int, dim: int) -> set[int]:
+    """Widths of the projections and the convolution of linear attention, of Mamba, and of attention with a gate."""
+    found = (
+        {2 * heads * dim + 2 * kv * dim}
+        if config.get("attn_output_gate") or "linear_num_key_heads" in config
+        else set()
+    )
+    if "linear_num_key_heads" in config:
+        keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
+        values = config["linear_num_value_heads"] * config["linear_value_head_dim"]
+        found |= {values, 2 * keys + values, 2 * keys + 2 * values, 2 * config["linear_num_value_heads"]}
+    if own := config.get("linear_attn_config"):
+        wide = own["num_heads"] * own["head_dim"]
+        found |= {wide, 3 * wide, 3 * wide + own["num_heads"] + 2 * own["head_dim"]}
+    if "mamba_num_heads" in config:
+        wide = config["mamba_num_heads"] * config["mamba_head_dim"]
+        states = 2 * config["n_groups"] * config["ssm_state_size"]
+        found |= {wide, wide + states, 2 * wide + states + config["mamba_num_heads"]}
     return found
 
 
@@ -108,7 +131,7 @@ def test_the_definitions_that_a_models_own_runs_call_are_claimed_or_recorded(mod
 
 
 def test_every_model_has_runs_of_its_architecture():
-    assert all(runs_of(name, MODELS, RUNS) for name in MODELS)
+    assert all(runs_of(name, MODELS, committed(ROOT)) for name in MODELS)
 
 
 def test_parallel_sizes_of_op_types():
@@ -118,9 +141,20 @@ def test_parallel_sizes_of_op_types():
     assert all(name in DATASET for one in found.values() for name in one.names)
 
 
-def test_a_model_without_claims_needs_what_its_own_runs_call(known: Dataset):
-    ops = {op["name"]: op["definitions"] for op in _called("qwen3-8b", MODELS, RUNS, known)}
+def test_a_model_needs_what_its_own_runs_call(known: Dataset):
+    runs = [run for run in RUNS if "qwen3-8b" in models_of(run, MODELS)]
+    ops = {op["name"]: op["definitions"] for op in _ops([], runs, known)}
     assert ops["qkv_proj"] == {"gemm": ["gemm_bf16_n6144_k4096"]} and ops["act_fn"] == {
         "activation": ["silu_and_mul_i12288"]
     }
-    assert _called("llama-3.1-405b", MODELS, RUNS, known) == []
+    claimed = [{"name": "act_fn", "definitions": {"activation": ["silu_and_mul_i6144"]}}]
+    (kept,) = (op for op in _ops(claimed, runs, known) if op["name"] == "act_fn")
+    assert kept["definitions"] == {"activation": ["silu_and_mul_i12288", "silu_and_mul_i6144"]}
+
+
+def test_the_sizes_that_ranks_divide_have_the_parallel_size_of_the_run(known: Dataset):
+    (run,) = (run for run in committed(ROOT) if run.name == "llama_3.1_70b-bf16")
+    ((tag, names),) = (
+        (one["tag"], one["definitions"]) for one in _sizes([], [run], run.document["model_config"], known)
+    )
+    assert tag == "tp:4" and "gemm_bf16_n2560_k8192" in names and "rmsnorm_h8192_eps1e5" not in names

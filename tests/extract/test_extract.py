@@ -95,11 +95,11 @@ def test_a_call_of_another_size_is_a_new_size_of_its_family(dataset: Dataset):
 
 
 def test_a_kernel_without_a_family_is_shown_with_its_arguments(dataset: Dataset):
-    rows = rows_of([run(DENSE)], dataset, BOTH)
-    (row,) = (row for row in rows if row.kernel.endswith("compute_position_kernel"))
+    rows = rows_of([run("deepseek_v3.2-fp8-nsa-fp8_cache")], dataset, BOTH)
+    (row,) = (row for row in rows if row.kernel.endswith("_get_k_and_s_triton_kernel"))
     assert row.state is State.NO_FAMILY and row.definitions == ()
-    assert row.detail.startswith("compute_position_kernel(positions: int64[1979], extend_start_loc: int32[8]")
-    assert row.site == "sglang/srt/model_executor/forward_batch_info.py:1157"
+    assert row.detail.startswith("_get_k_and_s_triton_kernel(buf_ptr: uint8[257,8448], page_indices_ptr: int32[3,41]")
+    assert row.site.startswith("sglang/srt/models/deepseek_common/attention_forward_methods/forward_mla.py:")
 
 
 def test_the_plan_of_a_dense_model_is_the_one_that_a_person_reads_in_its_code(dataset: Dataset):
@@ -107,6 +107,8 @@ def test_the_plan_of_a_dense_model_is_the_one_that_a_person_reads_in_its_code(da
     rows = rows_of([run(DENSE)], dataset, ("decode",))
     described = [(row.op, row.definitions) for row in rows if row.definitions]
     assert described == [
+        ("clamp_position_cuda", ("clamp_position",)),
+        ("init_forward_metadata", ("create_flashinfer_kv_indices",)),
         ("input_layernorm", ("rmsnorm_h4096",)),
         ("qkv_proj", ("gemm_bf16_n6144_k4096",)),
         ("rotary_emb", ("rope_with_cos_sin_cache_neox_style_h32_kv8_d128_rd128",)),

@@ -17,5 +17,5 @@ def sgl_kernel(monkeypatch):
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setitem(sys.modules, "sgl_kernel", emulated_sgl_kernel)
     monkeypatch.setattr(torch.nn.functional, "grouped_mm", emulated_sgl_kernel.grouped_mm, raising=False)
-    monkeypatch.setattr("flashinfer_trace.families.moe.pipeline.WORKSPACE_BYTES", 16)
+    monkeypatch.setattr("flashinfer_trace.families.moe.kernels.WORKSPACE_BYTES", 16)
     return emulated_sgl_kernel

@@ -27,9 +27,8 @@ from attention_cases import (
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
-from flashinfer_trace.families.attention import tiles
-from flashinfer_trace.families.attention.cases import LOGIT_KINDS, AttentionOptions
-from flashinfer_trace.families.attention.paged_cases import kv_lengths
+from flashinfer_trace.families.attention import oracle
+from flashinfer_trace.families.attention.cases import LOGIT_KINDS, AttentionOptions, kv_lengths
 from flashinfer_trace.format.definition import InputError
 from flashinfer_trace.harness.case import evaluate, reference_outputs
 from flashinfer_trace.harness.job import SMALL_BLOCK
@@ -71,8 +70,8 @@ def test_requests_computed_together_come_out_as_one_by_one(name, logits, monkeyp
     family, definition, inputs = case(name, [300, 0, 7, 131, 1, 33], [3, 1, 2, 6, 2, 0], logits=logits, **pages)
     found = {}
     for kind, block, overhead in (("together", 2**40, 2**40), ("alone", 1, 0)):
-        monkeypatch.setattr(tiles, "BLOCK_ELEMENTS", block)
-        monkeypatch.setitem(tiles.BATCH_ELEMENTS, "cpu", overhead)
+        monkeypatch.setattr(oracle, "BLOCK_ELEMENTS", block)
+        monkeypatch.setitem(oracle.BATCH_ELEMENTS, "cpu", overhead)
         found[kind] = family.oracle(definition, inputs)
     for output, together in found["together"].items():
         alone = found["alone"][output]

@@ -12,19 +12,19 @@ from attention_cases import CAUSAL, DECODE, LATENT, NAMES, PAGED, case, plan, qu
 from emulated_attention import attention_model, counted_lengths, paged_requests, ragged_requests, requests_in
 
 import flashinfer_trace
-from flashinfer_trace.families import family_of
+from flashinfer_trace.families import family_of, gqa_paged
 from flashinfer_trace.families.attention import flash_attention as flash_attention_3
 from flashinfer_trace.families.attention import kernels as attention_kernels
 from flashinfer_trace.families.attention import ragged
 from flashinfer_trace.families.attention.cases import LOGIT_KINDS, SCALES
 from flashinfer_trace.families.attention.kernels import CUDA_CORES, FA2, FA3, SEEING
 from flashinfer_trace.families.attention.policies import kernel_policies
-from flashinfer_trace.families.gqa_paged import inputs as gqa
 from flashinfer_trace.families.mla_paged import inputs as latent
 from flashinfer_trace.families.mla_paged.kernels import BACKENDS as LATENT_BACKENDS
 from flashinfer_trace.harness.case import evaluate, run_case
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.verify import prepare
+from flashinfer_trace.verdict.errors import ONE_SIDED, RowSigns
 
 ROUNDINGS = {backend.name: backend.rounding for backend in (CUDA_CORES, FA2, FA3)}
 LATENT_ROUNDINGS = {backend.name: backend.rounding for backend in LATENT_BACKENDS}
@@ -34,7 +34,7 @@ LENGTHS = {"kv_lens": [300, 0, 430, 33, 2], "q_lens": [3, 1, 2, 5, 2]}
 def model(definition, inputs, rounding, **options):
     """The model's outputs for these inputs of a family."""
     is_latent, page_size = definition.op_type == "mla_paged", definition.const_axes.get("page_size")
-    memory = (latent if is_latent else gqa).memory(inputs, page_size) if page_size else ragged.memory(inputs)
+    memory = (latent if is_latent else gqa_paged).memory(inputs, page_size) if page_size else ragged.memory(inputs)
     value_dim = inputs[next(name for name in ("ckv_cache", "v_cache", "v") if name in inputs)].shape[-1]
     return attention_model(
         *(queries(inputs), requests_in(memory), value_dim, inputs["sm_scale"], "qo_indptr" in inputs, rounding),
@@ -52,6 +52,19 @@ def long_case(name, logits, **rest):
 def wrappers(family):
     """flashinfer's wrappers. Kernels for Blackwell are emulated in `emulated_speculative`."""
     return [kernel for kernel in family.kernels if kernel.path.endswith("Wrapper")]
+
+
+@pytest.mark.parametrize("backend", ROUNDINGS)
+def test_errors_of_a_model_of_a_kernel_do_not_lean(backend):
+    """A judgment allows an average of ONE_SIDED: right kernels are far below it."""
+    rounding, signs = ROUNDINGS[backend], {name: RowSigns() for name in ("output", "lse")}
+    for logits in LOGIT_KINDS:
+        _family, definition, inputs, expected = long_case("gqa_paged_decode_h32_kv8_d128_ps1", logits)
+        outputs = model(definition, inputs, rounding, chunk=128 if rounding.partial else 10**9)
+        for (name, each), output in zip(signs.items(), outputs.values(), strict=True):
+            each.add(kernel_policies(rounding)[name], output, expected[name])
+    for each in signs.values():
+        assert float(torch.cat(each.rows, dim=1).mean(dim=1).abs().max()) < ONE_SIDED / 4
 
 
 @pytest.mark.parametrize("long", [False, True])

@@ -10,9 +10,10 @@ from attention_cases import DECODE, LATENT, LATENT_PREFILL, PREFILL, RAGGED, dra
 from emulated_attention import requests_in
 
 import flashinfer_trace
-from flashinfer_trace.families import family_of
+from flashinfer_trace.families import family_of, gqa_paged
 from flashinfer_trace.families.attention import ragged
-from flashinfer_trace.families.gqa_paged import inputs as gqa
+from flashinfer_trace.families.attention.oracle import Memory, any_chunks, expected_outputs
+from flashinfer_trace.families.attention.policies import FLUSHED, SMALLEST, Rounding, kernel_policies
 from flashinfer_trace.families.mla_paged import inputs as latent
 from flashinfer_trace.harness.layouts import LAYOUT
 from flashinfer_trace.verdict.compare import CONFIDENCE, summation_error
@@ -24,7 +25,7 @@ SPLIT = {"partial", "gain_settled_partial", "gain_worst_partial", "gain_squares_
 def loops(name, definition, inputs):
     """(output, lse, parts of each row [queries, heads, ...], sums for the gain), computed row by row in float64."""
     page_size = definition.const_axes.get("page_size")
-    memory = (latent if name in LATENT else gqa).memory(inputs, page_size) if page_size else ragged.memory(inputs)
+    memory = (latent if name in LATENT else gqa_paged).memory(inputs, page_size) if page_size else ragged.memory(inputs)
     q, causal = queries(inputs), "qo_indptr" in inputs
     shape = (*q.shape[:2], memory.values.shape[2])
     output = torch.zeros(shape, dtype=torch.float64)
@@ -93,6 +94,9 @@ def test_requests_computed_together_are_those_of_loops(name):
         output, lse, rows, total = loops(name, definition, inputs)
         close(expected["output"].value, output)
         close(expected["lse"].value, lse)
+        # Next to nothing, unless weights are below 2^-126: a test of its own.
+        flushed = expected["output"].parts[FLUSHED].squeeze(-1)
+        assert (flushed >= (rows["length"] > 0) * SMALLEST).all() and (flushed < 1e-35).all()
         for part, found in rows.items():
             by_row = found.unsqueeze(-1) if found.ndim == 2 else found
             close(expected["output"].parts[part], by_row)
@@ -100,10 +104,11 @@ def test_requests_computed_together_are_those_of_loops(name):
                 close(expected["lse"].parts[part], found)
         assert {part for part in expected["output"].parts if part not in {*rows, "lse"}} == {
             *SPLIT,
+            FLUSHED,
             *(f"gain_{part}" for part in ("size", "logit", "keys")),
             *(f"gain_{kind}_{part}" for kind in ("settled", "worst", "squares") for part in ("weights", "output")),
         }
-        for part in expected["output"].parts.keys() - {*rows, *SPLIT, "lse"}:
+        for part in expected["output"].parts.keys() - {*rows, *SPLIT, FLUSHED, "lse"}:
             wanted = total.get(part.removeprefix("gain_"), 0.0)
             assert float(expected["output"].parts[part]) == pytest.approx(wanted, rel=1e-9, abs=1e-13)
     assert len(chosen) >= 5
@@ -111,3 +116,15 @@ def test_requests_computed_together_are_those_of_loops(name):
 
 def close(found, wanted):
     torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(("exponent", "accepted"), [(-130, True), (-120, False)])
+def test_a_weight_that_float32_has_no_number_for_may_be_zero(exponent, accepted):
+    """One key, whose value is 0, has all the weight; another one has 2^exponent, and a value of 1."""
+    keys = torch.tensor([1.0, 0.0], dtype=torch.bfloat16).view(2, 1, 1)
+    memory = Memory(keys, 1 - keys, [0, 1], [2], lambda requests, positions: positions.expand(len(requests), -1))
+    q = torch.full((1, 1, 1), -exponent, dtype=torch.bfloat16)
+    expected = expected_outputs(q, memory, math.log(2), False, any_chunks())["output"]
+    assert float(expected.value) == pytest.approx(2.0**exponent)
+    bound = kernel_policies(Rounding(weights=True, sum=True, partial=1))["output"].bound(expected)
+    assert bool(expected.value <= bound) == accepted

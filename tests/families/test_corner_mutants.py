@@ -10,7 +10,7 @@ from drawn_plans import without_corners
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
-from flashinfer_trace.families.sampling.exact_draws import wrong_draws
+from flashinfer_trace.families.sampling import wrong_draws
 from flashinfer_trace.harness import job as harness_job
 from flashinfer_trace.harness.case import reference_run
 from flashinfer_trace.harness.family import PlanRequest

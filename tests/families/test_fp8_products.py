@@ -11,9 +11,7 @@ from emulated_tensor_core import truncating_product
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
-from flashinfer_trace.families.gemm.fp8 import KINDS, codes
-from flashinfer_trace.families.gemm.fp8_blockwise import columns_first
-from flashinfer_trace.families.gemm.fp8_scaled import expected_product
+from flashinfer_trace.families.gemm.fp8 import KINDS, codes, columns_first, expected_product
 from flashinfer_trace.families.gemm.truncation import TRUNCATED
 from flashinfer_trace.harness.case import run_case
 from flashinfer_trace.harness.inputs import Draws

@@ -7,7 +7,7 @@ import torch
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
-from flashinfer_trace.families.gdn_prefill import BY_CHUNKS, CHUNK, gates_for
+from flashinfer_trace.families.gdn_prefill import ADDED, BY_CHUNKS, CHUNK, WITH_FLOOR, gates_for
 from flashinfer_trace.harness.case import reference_outputs
 
 PLAN = {"decay": "usual", "beta": "usual", "scale": None}
@@ -56,10 +56,14 @@ def decayed(a, b, c):
     return terms.sum(-1)
 
 
-def chunk_kernel(inputs):
-    """What kernels do: chunks of 64 tokens in float32, with every operand of a product rounded to bf16."""
+def chunk_kernel(inputs, added=0.0, inverted=torch.bfloat16):
+    """What kernels do: chunks of 64 tokens in float32, with every operand of a product rounded to bf16.
+
+    FlashInfer's adds a number to each decay, and inverts in fp16.
+    """
     rates = inputs["A_log"] if inputs["a"].ndim == 2 else inputs["A_log"].unsqueeze(-1)
     log_decay, all_betas = gates_for({**inputs, "A_log": rates})
+    log_decay = (log_decay.exp() + added).log() if added else log_decay
     heads = all_betas.shape[1]
     q, k = (inputs[name].float().repeat_interleave(heads // inputs[name].shape[1], dim=1) for name in "qk")
     output, states = torch.zeros_like(inputs["v"]), inputs["state"].clone()
@@ -70,8 +74,8 @@ def chunk_kernel(inputs):
             logs, beta = log_decay[here], all_betas[here].T.unsqueeze(-1)
             c = (logs if logs.ndim == 3 else logs.unsqueeze(-1)).cumsum(0).transpose(0, 1)
             lower = torch.ones(c.shape[1], c.shape[1]).tril()
-            system = torch.eye(len(lower)) + bf16(beta * decayed(keys, keys, c) * lower.tril(-1))
-            inverse, state = bf16(torch.linalg.inv(system)), states[sequence]
+            system = torch.eye(len(lower)) + (beta * decayed(keys, keys, c) * lower.tril(-1)).to(inverted).float()
+            inverse, state = torch.linalg.inv(system).to(inverted).bfloat16().float(), states[sequence]
             u = bf16(inverse @ bf16(beta * values))
             w = bf16(inverse @ bf16(beta * c.exp() * keys))
             change = bf16(u - w @ bf16(state).mT)
@@ -97,3 +101,16 @@ def test_chunks_in_bf16_keep_their_bounds(name, decay, keys):
             assert comparison.passed, f"{each}: {comparison}"
             worst[each] = max(worst[each], comparison.ratio)
     assert min(worst.values()) > 0.02
+
+
+def test_chunks_inverted_in_fp16_keep_their_bounds():
+    """Decays to nothing and betas of nearly 0 show what is added to a decay, which the other bounds do not allow."""
+    refused = False
+    for seed in range(6):
+        plan = {"seq_lens": [20, 65], "keys": "equal", "state": "normal", "decay": ("usual", "forget")[seed % 2]}
+        _, inputs, expected = case("gdn_prefill_qk4_v8_d128_k_last", seed, beta=("mixed", "zero")[seed // 3], **plan)
+        for each, output in chunk_kernel(inputs, ADDED, torch.float16).items():
+            comparison = WITH_FLOOR[each].compare(output, expected[each])
+            assert comparison.passed, f"{each}: {comparison}"
+            refused = refused or not BY_CHUNKS[each].compare(output, expected[each]).passed
+    assert refused

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import hypothesis
 import pytest
@@ -12,8 +13,8 @@ from hypothesis import strategies as st
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
+from flashinfer_trace.families.attention.kernels import last_page_len
 from flashinfer_trace.families.attention.oracle import SMALLEST_CHUNK, partial_outputs
-from flashinfer_trace.families.gqa_paged.kernels import last_page_len
 from flashinfer_trace.harness.case import reference_outputs
 
 
@@ -71,6 +72,13 @@ def test_decode_on_cuda_cores_is_for_the_groups_it_is_compiled_for():
         assert labels == (["CUDA cores"] if groups else []) + ["fa2", "fa3"]
 
 
+#: Sizes whose models have tags from dry runs alone, which name the calls of a run; not all five kinds of attention.
+OF_DRY_RUNS = {
+    "gqa_paged_prefill_causal_h40_kv10_d128_ps1": "phi-4",
+    "gqa_paged_decode_h8_kv1_d128_ps128": "minimax-m3",  # pages of 128 tokens
+}
+
+
 def test_every_definition_has_the_heads_that_its_models_and_tp_give():
     """48 heads at TP 8 are 6 that share one; 28 heads allow no TP 8; 4 key-value heads at TP 8 are copied."""
     plain = {"gqa_paged_decode", "gqa_paged_prefill_causal", "gqa_ragged_prefill_causal"}
@@ -84,8 +92,16 @@ def test_every_definition_has_the_heads_that_its_models_and_tp_give():
     assert (6, 1) in found
     assert {h for h, _ in found if h % 7 == 0} == {28, 14, 7}
     assert "model:qwen3-30b-a3b" in found[4, 1].tags
+    assert {d.name: d.tag_values("model") for d in of_models if d.name in OF_DRY_RUNS} == {
+        name: [model] for name, model in OF_DRY_RUNS.items()
+    }
+    others = [d for d in of_models if d.name not in OF_DRY_RUNS]
     for op_type, count in {"gqa_paged": 4, "gqa_ragged": 1}.items():
-        assert len([d for d in of_models if d.op_type == op_type]) == count * len(found)
+        heads = Counter(
+            (d.const_axes["num_qo_heads"], d.const_axes["num_kv_heads"]) for d in others if d.op_type == op_type
+        )
+        assert heads == dict.fromkeys(found, count)
+        assert len([d for d in others if d.op_type == op_type]) == count * len(found)
 
 
 def test_last_pages_are_empty_without_pages():

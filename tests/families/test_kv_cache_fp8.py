@@ -10,8 +10,8 @@ import torch
 from emulated_runs import assert_kernel_passes
 
 import flashinfer_trace
-from flashinfer_trace.families import family_of, kv_cache_fp8
-from flashinfer_trace.families.kv_cache_fp8 import BFLOAT16_MAX, finite_codes
+from flashinfer_trace.families import family_of, kv_cache
+from flashinfer_trace.families.kv_cache import BFLOAT16_MAX, finite_codes
 from flashinfer_trace.harness.family import PlanRequest
 from flashinfer_trace.harness.inputs import Draws
 
@@ -61,8 +61,8 @@ def dequantize_k_cache_paged_dsa(quant_k_cache, page_table_1_flattened, group_si
 
 
 STAND_INS = {
-    kv_cache_fp8.QUANTIZE: (quantize_k_cache, quantize_k_cache_separate),
-    kv_cache_fp8.DEQUANTIZE: (dequantize_k_cache_paged_dsa,),
+    kv_cache.QUANTIZE: (quantize_k_cache, quantize_k_cache_separate),
+    kv_cache.DEQUANTIZE: (dequantize_k_cache_paged_dsa,),
 }
 
 

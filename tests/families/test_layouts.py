@@ -10,9 +10,11 @@ from whole_dataset import FAMILIES, FIRST
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
+from flashinfer_trace.harness import far
 from flashinfer_trace.harness.case import reference_outputs
-from flashinfer_trace.harness.inputs import Draws, clone_inputs
-from flashinfer_trace.harness.layouts import APART, FAR, FAR_ELEMENTS, LAYOUT, NAN_ROW, STRIDED, rows_apart
+from flashinfer_trace.harness.family import FamilyError
+from flashinfer_trace.harness.inputs import clone_inputs
+from flashinfer_trace.harness.layouts import APART, FAR, LAYOUT, NAN_ROW, STRIDED, rows_apart
 from flashinfer_trace.harness.power import stand_in
 from flashinfer_trace.harness.verify import Job, verify
 from flashinfer_trace.verdict.compare import Expected
@@ -20,16 +22,19 @@ from flashinfer_trace.verdict.judgment import judged
 
 #: Families without strided inputs, by op_type or name, and why.
 DENSE_ONLY = {
-    "_gate": "what its kernels do to strides has not been read",
     "activation": "kernels ignore strides (docs/kernel_findings.md)",
+    "batch": "they are vectors of integers",
     "cutlass_scaled_fp4_mm": "operands are packed",
     "bmm_fp8": "operands are packed",
     "fp8_": "kernels take packed codes",
     "int8_scaled_mm": "kernels take packed codes",
+    "l2norm": "its callers make rows dense",
+    "fused_qkvzba": "kernels take dense projections",
     "qserve": "kernels take packed codes",
     "_k_cache": "rows are bytes of several parts",
     "layernorm": "its kernel takes dense rows",
     "merge_state": "its kernel takes dense states",
+    "mhc": "kernels take dense streams",
     "moe": "rows are made by the kernel before, densely; quantizers take dense rows",
     "quant": "quantizers take dense rows",
     "renorm": "kernels take dense rows of probabilities",
@@ -40,10 +45,23 @@ DENSE_ONLY = {
 }
 #: Families in which no row is NaN, and why.
 NOT_ISOLATED = {
-    "_gate": "what its kernels do to rows of NaN has not been read",
+    "decode": "sequences share a pool of states",
+    "causal_conv1d": "sequences share a pool of states",
+    "prefill": "tokens of a sequence share its state",
+    "rope_gate": "gates of any bits are copied",
+    **dict.fromkeys(
+        ("mul_clamp", "situ_and_mul", "swiglu_oai"),
+        "what their kernels do to rows of NaN has not been read",
+    ),
+    "batch": "they are integers",
+    "silu_and_mul_clamp": "a clamp may take the limit for NaN",
+    "swiglu_oai": "a clamp may take the limit for NaN",
+    "qk_gemma_rmsnorm_rope_gate": "gates are copies of any bits",
     "concat": "copies of any bits are compared bit for bit",
+    "fused_qkvzba": "copies of any bits are compared bit for bit",
     "kv_cache": "copies of any bits are compared bit for bit",
     "cutlass_scaled_fp4_mm": "no kernel of it has run",
+    "gdn_verify": "sequences share a pool of states",
     "qserve": "codes are integers, and activations have sums of their own",
     "moe": "rows of other kernels, sums over several rows, and integers",
     "renorm": "kernels search until a sum of probabilities is met",
@@ -52,14 +70,10 @@ NOT_ISOLATED = {
     "sparse_attention": "the order of NaN among scores is not defined",
     "speculative": "kernels compare with random numbers, and integers",
     "rope_with_cos_sin": "heads come before tokens, or caches are written",
-}
-
-
-#: op_types whose kernels were read for what they do to rows; families of others have neither layout.
-READ = {
-    *("activation", "concat", "dsa_paged", "gemm", "gqa_paged", "gqa_ragged", "kv_cache", "layernorm", "merge_state"),
-    *("mla_paged", "mla_ragged", "moe", "quantization", "renorm", "rmsnorm", "rope", "sampling", "sparse_attention"),
-    "speculative",
+    **dict.fromkeys(
+        ("silu_and_mul_clamp", "situ_and_mul", "swiglu_oai", "_gate"),
+        "what its kernels do to rows of NaN has not been read",
+    ),
 }
 
 
@@ -67,7 +81,7 @@ def reason(reasons, name, family):
     return next((why for key, why in reasons.items() if key in name or key == family.op_type), "")
 
 
-@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.op_type in READ])
+@pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_has_each_layout_or_a_reason(name):
     definition, family = FIRST[name], FAMILIES[name]
     layouts = family.layouts(definition)
@@ -114,6 +128,10 @@ OF_STRIDES = [
     "fused_qknorm_h16_kv2_d128",
     "rope_with_cos_sin_cache_neox_style_h32_kv8_d128_rd128",
     "concat_mla_k_h128_nope128_kpe64",
+    "gdn_packed_decode_qk4_v8_d128",
+    "kda_prefill_qk8_v8_d128",
+    "mamba_ssu_decode_h16_d64_s128_ng1",
+    "causal_conv1d_c2048_w4",
     "gemm_bf16_n102400_k2048",
     "moe_bf16_expert_gemm_topk8_r8_e32_n7168_k2048",
     "gqa_paged_decode_h16_kv2_d128_ps64",
@@ -122,6 +140,8 @@ OF_STRIDES = [
 OF_ROWS = [
     "rmsnorm_h512",
     "silu_and_mul_i176",
+    "gdn_decode_qk4_v8_d128_k_last",
+    "rmsnorm_silu_gate_d128",
     "gemm_n128_k2048",
     "fp8_blockwise_scaled_mm_n12288_k1536",
     "moe_bf16_expert_gemm_topk8_r8_e32_n7168_k2048",
@@ -161,16 +181,92 @@ def test_memory_between_rows_is_nan_and_is_copied():
     assert copy.as_strided((4 + APART // 4,), (1,))[4:].isnan().all()
 
 
-def test_far_rows_begin_beyond_what_32_bits_count():
-    """Memory that nobody touches costs nothing here."""
-    family = FAMILIES["rmsnorm"]
-    definition = flashinfer_trace.load("rmsnorm_h512")
-    plan = {**family.plan_for_axes(definition, {"batch_size": 3}, Draws(0, "cpu")), LAYOUT: FAR}
-    far, near = (
-        family.inputs(definition, each, 1, "cpu")["hidden_states"] for each in (plan, {**plan, LAYOUT: STRIDED})
-    )
-    assert torch.equal(far, near) and 2 * far.stride(0) >= FAR_ELEMENTS
-    assert all(LAYOUT not in each or each[LAYOUT] != FAR for each in Job(definition, family).corners)
+def with_far_rows(monkeypatch, name, kernel):
+    """The report on a kernel on the far plan of a Definition, at the small twin: as few rows as that has are far."""
+    monkeypatch.setattr(far, "FAR_ELEMENTS", 1 << 12)
+    definition = flashinfer_trace.load(name)
+    family = family_of(definition)
+    job = Job(definition, family, dataclasses.replace(stand_in(None), call=kernel, in_place=IN_PLACE.get(name, ())))
+    plan = family.far_plan(dataclasses.replace(job.request, large=True))
+    return verify(job, plan=plan)
+
+
+def right(definition, inputs, outputs):
+    """The reference, into whose cache, if it has one, others look: as in place as it can be."""
+    computed = reference_outputs(definition, inputs, 0)
+    return {name: inputs[of].copy_(computed[name]) if (of := CACHES.get(name)) else computed[name] for name in computed}
+
+
+def wraps(bits):
+    """A kernel whose offsets into inputs are kept in so many bits."""
+
+    def call(definition, inputs, outputs):
+        found = {}
+        for name, value in inputs.items():
+            found[name] = value
+            if isinstance(value, torch.Tensor) and value.numel() > 1 << bits:
+                flat = value.reshape(-1).view(torch.uint8 if value.itemsize == 1 else value.dtype)
+                read = torch.arange(value.numel()) % (1 << bits)
+                found[name] = flat[read].view(value.dtype).view(value.shape)
+        return reference_outputs(definition, found, 0)
+
+    return call
+
+
+CACHES = {"k_cache_out": "k_cache", "v_cache_out": "v_cache", "state_out": "state", "kv_buffer_out": "kv_buffer"}
+IN_PLACE = {"store_cache_d1024": ("k_cache", "v_cache"), "set_mla_kv_buffer_ckv512_kpe64": ("kv_buffer",)}
+OF_FAR = [
+    "fused_store_index_k_cache_d128_ps64",
+    *("moe_fp8_block_scale_grouped_gemm_e32_n7168_k2048", "gqa_ragged_prefill_causal_h32_kv8_d128"),
+    *("mla_ragged_prefill_causal_h128_qk192_vo128", "gqa_ragged_prefill_causal_h32_kv16_d128_window1024"),
+    *("rmsnorm_h2048", "silu_and_mul_i1024", "gemm_n10240_k8192", "fp8_scaled_mm_n2112_k7168", "merge_state_h16_d128"),
+    *("gqa_paged_decode_h10_kv2_d128_ps64", "mla_paged_prefill_causal_h128_ckv512_kpe64_ps1", "moe_shuffle_rows_h2048"),
+    *("dsa_sparse_attention_h128_ckv512_kpe64_topk2048_ps64", "gqa_extend_causal_h128_kv128_qk192_vo128"),
+    *(
+        "causal_conv1d_update_c2048_w4",
+        "top_k_renorm_probs_v102400",
+        "rope_with_cos_sin_cache_neox_style_h32_kv8_d128_rd128",
+    ),
+    *("mla_paged_decode_page_table_h128_ckv512_kpe64_ps128", *IN_PLACE),
+]
+
+
+@pytest.mark.parametrize("name", OF_FAR)
+def test_offsets_that_wrap_around_are_refused_on_far_rows(monkeypatch, name):
+    report = with_far_rows(monkeypatch, name, right)
+    assert report.status == "passed" and report.cases == 1, report.message
+    report = with_far_rows(monkeypatch, name, wraps(12))
+    assert report.status == "failed" and f'"{LAYOUT}":"{FAR}"' in report.message
+
+
+def test_a_kernel_that_spoils_its_far_rows_is_refused(monkeypatch):
+    def spoils(definition, inputs, outputs):
+        found = right(definition, inputs, outputs)
+        inputs["hidden_states"][-1, 0] += 1
+        return found
+
+    report = with_far_rows(monkeypatch, "rmsnorm_h2048", spoils)
+    assert "changed input hidden_states" in report.message
+
+
+def test_far_rows_take_a_gpu():
+    definition = flashinfer_trace.load("rmsnorm_h2048")
+    job = Job(definition, family_of(definition))
+    assert all(each.get(LAYOUT) != FAR for each in job.corners)
+    with pytest.raises(FamilyError, match="it takes a GPU"):
+        assert job.far_plan
+    assert Job(definition, job.family, device="cuda").far_plan[LAYOUT] == FAR
+    assert far.rows_before(definition) * 2048 >= 1 << 31
+    definition = flashinfer_trace.load("gemm_bf16_n256_k7168")
+    family = family_of(definition)
+    kernels = {kernel.label: kernel for kernel in family.kernels}
+    plans = {
+        label: family.far_plan(Job(definition, family, kernel, "cuda").request) for label, kernel in kernels.items()
+    }
+    assert plans["torch.matmul[cuBLAS]"] and not plans["sgl_kernel.dsv3_router_gemm"], "it takes 16 rows"
+    definition = flashinfer_trace.load("merge_state_h16_d128")
+    (kernel,) = family_of(definition).kernels
+    assert Job(definition, family_of(definition), kernel, "cuda").far_plan[LAYOUT] == FAR, "it takes no empty batch"
 
 
 def test_rows_that_are_not_judged_may_be_anything():

@@ -11,7 +11,7 @@ from moe_cases import fitted_gain, measured_over_modeled_gain
 
 from flashinfer_trace import definitions, load
 from flashinfer_trace.families import family_of
-from flashinfer_trace.families.moe import experts
+from flashinfer_trace.families.moe import oracle
 from flashinfer_trace.families.moe.oracle import softmax_route
 from flashinfer_trace.families.moe.softmax import decidable
 from flashinfer_trace.harness.case import kernel_outputs, poisoned_outputs, run_case, vacuity
@@ -46,7 +46,7 @@ def case(twin, seed=0, **changes):
 def test_experts_computed_together_come_out_as_one_by_one(name, routing, monkeypatch):
     found = {}
     for kind, elements in (("together", 2**40), ("alone", 0)):
-        monkeypatch.setitem(experts.BATCH_ELEMENTS, "cpu", elements)
+        monkeypatch.setitem(oracle.BATCH_ELEMENTS, "cpu", elements)
         found[kind] = case(TWINS[name], routing=routing, zero_row=True)[1]
     together, alone = found.values()
     torch.testing.assert_close(together.value, alone.value, rtol=1e-11, atol=1e-13)

@@ -13,19 +13,9 @@ from hypothesis import find
 import flashinfer_trace
 from flashinfer_trace.families import family_of
 from flashinfer_trace.families.gemm import SLACK, positive_product
-from flashinfer_trace.families.moe import (
-    deepseek,
-    deepseek_bf16,
-    expert_gemm,
-    gating,
-    gating_kernels,
-    grouped_gemm,
-    nvfp4,
-    rows,
-    sorting,
-)
+from flashinfer_trace.families.moe import deepseek, expert_gemm, gating, grouped_gemm, nvfp4, rows, sorting
+from flashinfer_trace.families.moe.expert_gemm import e4m3_groups
 from flashinfer_trace.families.moe.inputs import drawn_ids
-from flashinfer_trace.families.moe.products import e4m3_groups
 from flashinfer_trace.harness.family import Kernel
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.verify import Job, verify
@@ -37,16 +27,17 @@ FIRST = {
     for definition in flashinfer_trace.definitions("moe")
     if family_of(definition).name in NAMES
 }
-#: Functions in PyTorch are called in test_sglang_steps.
+#: Functions in PyTorch are called in test_sglang_steps, and kernels that reorder rows in test_sglang_experts.
 PAIRS = [
     pytest.param(family, kernel, id=kernel.label)
     for family in RECORDS
     for kernel in family.kernels
-    if kernel.variant != "eager"
+    if kernel.variant != "eager" and family.name != "moe_post_reorder"
 ]
 #: Kernels for one group, which the twin with four groups does not fit.
 ONE_GROUP = {
-    f"{gating_kernels.KIMI_K2}.kimi_k2_moe_fused_gate": "moe_topk_deepseek_topk8_ng1_kg1_e384",
+    f"{gating.KIMI_K2}.kimi_k2_moe_fused_gate": "moe_topk_deepseek_topk8_ng1_kg1_e384",
+    "sglang.kernels.ops.moe.moe_route_radix.route_radix": "moe_topk_deepseek_topk8_ng1_kg1_e160",
     "sglang.jit_kernel.grouped_topk.grouped_topk": "moe_topk_deepseek_topk8_ng1_kg1_e160",
 }
 
@@ -56,7 +47,7 @@ def kernels(monkeypatch):
     """All libraries that adapters import, emulated."""
     for name, module in emulated_moe.modules().items():
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr("flashinfer_trace.families.moe.grouped_gemm_kernels.WORKSPACE_BYTES", 16)
+    monkeypatch.setattr("flashinfer_trace.families.moe.kernels.WORKSPACE_BYTES", 16)
 
 
 def twin(name):
@@ -74,7 +65,7 @@ def test_adapters_pass_what_their_kernels_require(family, kernel: Kernel, kernel
 
 def test_the_pipeline_of_bf16_experts(sgl_kernel):
     """sgl_kernel is emulated as for the other pipelines, whose steps have their own tests."""
-    family = deepseek_bf16.FAMILIES[0]
+    family = deepseek.BF16_FAMILIES[0]
     definition = flashinfer_trace.load("moe_bf16_ds_routing_topk8_ng8_kg4_e32_h7168_i2048")
     report = verify(Job(definition, family, family.kernels[0]), examples=6)
     assert report.status == "passed", report.message

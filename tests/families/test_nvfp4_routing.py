@@ -11,10 +11,9 @@ import torch
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
-from flashinfer_trace.families.moe import nvfp4_routing
-from flashinfer_trace.families.moe.experts import expert_outputs
+from flashinfer_trace.families.moe import deepseek
 from flashinfer_trace.families.moe.nvfp4 import LEVELS
-from flashinfer_trace.families.moe.oracle import route
+from flashinfer_trace.families.moe.oracle import expert_outputs, route
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.verify import Job, verify
 
@@ -37,10 +36,10 @@ def as_blackwell(inputs, factor=1.0):
     """The output with the activation requantized and the result of each expert rounded to bf16."""
 
     def down(given, experts, y):
-        result = requantized(y, factor) @ nvfp4_routing.down_matrix(given, experts).mT
+        result = requantized(y, factor) @ deepseek.down_matrix(given, experts).mT
         return result.to(torch.bfloat16).double()
 
-    arithmetic = dataclasses.replace(nvfp4_routing.NVFP4, down=down)
+    arithmetic = dataclasses.replace(deepseek.NVFP4, down=down)
     return expert_outputs(arithmetic, TWIN, inputs, route(TWIN, inputs))["output"].value.to(torch.bfloat16)
 
 
@@ -54,7 +53,7 @@ def case(values: str, seed: int):
 @pytest.mark.parametrize("seed", range(3))
 def test_requantized_activations_pass_and_a_wrong_scale_of_them_does_not(values: str, seed: int) -> None:
     inputs, expected = case(values, seed)
-    policy = nvfp4_routing.BLACKWELL
+    policy = deepseek.FP4_BLACKWELL
     assert policy.compare(as_blackwell(inputs), expected).passed
     assert not policy.compare(as_blackwell(inputs, 1.25), expected).passed
     assert not policy.passes_zero(expected, torch.bfloat16)

@@ -12,7 +12,7 @@ from emulated_tensor_core import truncating_product
 import flashinfer_trace
 from flashinfer_trace.families import family_of
 from flashinfer_trace.families.gemm.fp4 import dequantized, value_of
-from flashinfer_trace.families.gemm.qserve import original_order, reordered, unpacked
+from flashinfer_trace.families.gemm.int8 import original_order, reordered, unpacked
 from flashinfer_trace.harness.case import run_case
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.verify import prepare
@@ -74,6 +74,12 @@ def fake_router(hidden, weights, out_dtype=torch.bfloat16):
     return (hidden.float() @ weights.float().T).to(out_dtype)
 
 
+def fake_tiny_gemm(x, w, out=None, *, out_dtype=None, n_split=None, max_m=16):
+    assert x.is_contiguous() and w.is_contiguous() and len(x) <= max_m
+    found = (x.float() @ w.float().T).to(out.dtype if out is not None else out_dtype or x.dtype)
+    return found if out is None else out.copy_(found)
+
+
 def fake_deep_gemm(a, b, d):
     d.copy_(a.float() @ b.float().T)
 
@@ -109,6 +115,7 @@ FAKES = {
     "sglang.kernels.ops.gemm.bmm_fp8": fake_bmm,
     "sgl_kernel.dsv3_router_gemm": fake_router,
     "deep_gemm.bf16_gemm_nt": fake_deep_gemm,
+    "sglang.kernels.ops.gemm.tiny_gemm.tiny_gemm_bf16": fake_tiny_gemm,
     "sgl_kernel.qserve_w4a8_per_chn_gemm": fake_per_channel,
     "sgl_kernel.qserve_w4a8_per_group_gemm": fake_per_group,
     "sgl_kernel.cutlass_scaled_fp4_mm": fake_fp4,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flashinfer_trace.families.attention.paged import allocate_pages, distinct_pages, spoil_unused
+from flashinfer_trace.families.attention.cases import allocate_pages, distinct_pages, spoil_unused
 from flashinfer_trace.harness.inputs import Draws
 
 

@@ -12,7 +12,7 @@ from whole_dataset import FAMILIES
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
-from flashinfer_trace.families.quantization.cases import (
+from flashinfer_trace.families.quantization import (
     CODES_E4M3,
     CODES_INT8,
     KINDS,

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
+import pytest
 import torch
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
+from flashinfer_trace.families.mamba_ssu_prefill import CHUNK
+from flashinfer_trace.families.short_conv import MEAN_OF_PRODUCTS
 from flashinfer_trace.harness.case import reference_outputs
 
 
@@ -71,3 +76,56 @@ def test_the_gate_before_the_norm_counts_in_the_mean():
     output = reference_outputs(twin, inputs, 0)["output"][0]
     torch.testing.assert_close(output[1::2].float(), torch.full((48,), 2.0**0.5), rtol=2**-8, atol=0)
     assert output[::2].abs().max() < 1e-6
+
+
+def test_products_of_two_bfloat16_are_off_on_average():
+    """Each of the 2^14 products of two significands, rounded to bf16: their mean is below what is allowed."""
+    significands = torch.arange(128, 256).bfloat16()
+    exact = significands.double()[:, None] * significands.double()
+    rounded = (significands[:, None] * significands).double()
+    for weight in (torch.ones_like(exact), 1 / exact.square()):
+        mean = float((weight * (rounded - exact) * exact).sum() / (weight * exact.square()).sum())
+        assert -MEAN_OF_PRODUCTS < mean < -MEAN_OF_PRODUCTS / 2
+
+
+def bf16(x):
+    return x.bfloat16().float()
+
+
+def scan_kernel(inputs):
+    """What SGLang does: chunks of CHUNK tokens of all sequences, in float32, with factors rounded to bf16."""
+    heads, groups = inputs["x"].shape[1], inputs["B"].shape[1]
+    x, dt = inputs["x"].float(), torch.nn.functional.softplus(inputs["dt"].float() + inputs["dt_bias"].float())
+    write, read = (inputs[name].float().repeat_interleave(heads // groups, dim=1) for name in "BC")
+    logs = torch.cat([part.cumsum(0) for part in (dt * inputs["A"]).split(CHUNK)])
+    output, states = torch.zeros_like(inputs["x"]), inputs["initial_states"].clone()
+    for sequence, (first, end) in enumerate(zip(inputs["cu_seqlens"][:-1], inputs["cu_seqlens"][1:], strict=True)):
+        cuts = [int(first), *(cut for cut in range(0, int(end), CHUNK) if cut > first), int(end)]
+        for begin, stop in itertools.pairwise(cuts):
+            here, state = slice(begin, stop), states[sequence]
+            before = logs[begin - 1] if begin % CHUNK else torch.zeros(heads)
+            c, step = logs[here].T, dt[here].T
+            values, written, reads = (each[here].transpose(0, 1) for each in (x, write, read))
+            decay = (c[:, :, None] - c[:, None]).clamp_max(0).exp() * torch.ones(stop - begin, stop - begin).tril()
+            scores = bf16((reads @ written.mT) * decay * step[:, None])
+            found = (reads @ bf16(state).mT) * (c - before[:, None]).exp()[..., None] + scores @ values
+            output[here] = (found.transpose(0, 1) + inputs["D"].float()[:, None] * x[here]).bfloat16()
+            scaled = bf16(written * ((c[:, -1:] - c).exp() * step)[..., None])
+            states[sequence] = state * (c[:, -1] - before).exp()[:, None, None] + values.mT @ scaled
+    return {"output": output, "final_states": states}
+
+
+@pytest.mark.parametrize("steps", ["usual", "short", "long"])
+def test_chunks_of_a_scan_keep_their_bounds(steps):
+    """They use at least a fiftieth of them, so that the bounds are not empty words."""
+    name, worst = "mamba_ssd_prefill_h128_d64_s128_ng8", {"output": 0.0, "final_states": 0.0}
+    family = family_of(flashinfer_trace.load(name))
+    kernel, _ = family.kernels
+    for lengths in ([20, 65, CHUNK], [1, 2 * CHUNK + 3], [CHUNK, 9]):
+        twin, inputs = case(name, seq_lens=lengths, values="normal", steps=steps, state="normal")
+        expected = family.expected(twin, inputs)
+        for each, output in scan_kernel(inputs).items():
+            comparison = kernel.compare[each].compare(output, expected[each])
+            assert comparison.passed, f"{each}: {comparison}"
+            worst[each] = max(worst[each], comparison.ratio)
+    assert min(worst.values()) > 0.02

@@ -10,7 +10,7 @@ from drawn_plans import drawn_plans
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
-from flashinfer_trace.families.sampling.exact_draws import wrong_draws
+from flashinfer_trace.families.sampling import wrong_draws
 from flashinfer_trace.families.sampling.inputs import make_rows
 from flashinfer_trace.families.sampling.rows import NEAR, SamplingOptions
 from flashinfer_trace.harness.case import reference_outputs, reference_run, run_case

@@ -7,10 +7,18 @@ import math
 import pytest
 import torch
 
-from flashinfer_trace.families.sampling.distribution import Distribution, chi_square_critical, chi_square_tail
+from flashinfer_trace.families.renorm import Renormalized
+from flashinfer_trace.families.sampling.distribution import (
+    MAX_BINS,
+    MIN_EXPECTED,
+    PART,
+    Distribution,
+    Support,
+    chi_square_critical,
+    chi_square_tail,
+    running_sums,
+)
 from flashinfer_trace.families.sampling.oracles import signed_margin
-from flashinfer_trace.families.sampling.renormalized import Renormalized
-from flashinfer_trace.families.sampling.support import MAX_BINS, MIN_EXPECTED, PART, Support, running_sums
 from flashinfer_trace.verdict.compare import Expected
 
 POLICY = Distribution("test")

@@ -13,7 +13,7 @@ from drawn_plans import drawn_plans
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
-from flashinfer_trace.families.moe.reorder import EXPERTS
+from flashinfer_trace.families.moe.rows import EXPERTS
 from flashinfer_trace.harness.family import PlanRequest
 from flashinfer_trace.harness.verify import Job, verify
 

@@ -16,7 +16,7 @@ import flashinfer_trace
 from flashinfer_trace.families import family_of
 from flashinfer_trace.families.sparse_attention.rows import ROOM, Rows
 from flashinfer_trace.families.speculative import sampling
-from flashinfer_trace.families.speculative.trees import children_of, drawn_parents, links
+from flashinfer_trace.families.speculative.greedy import children_of, drawn_parents, links
 from flashinfer_trace.harness.case import reference_outputs
 from flashinfer_trace.harness.family import PlanRequest
 from flashinfer_trace.harness.inputs import Draws

@@ -12,7 +12,7 @@ import torch
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
-from flashinfer_trace.families.moe.softmax_kernels import FUSED_EXPERTS, publish_settings
+from flashinfer_trace.families.moe.softmax import FUSED_EXPERTS, publish_settings
 from flashinfer_trace.harness.verify import Job, verify
 
 #: How many times settings were published, and what processes share.

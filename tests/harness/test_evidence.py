@@ -13,10 +13,12 @@ from types import SimpleNamespace
 import jsonschema
 import pytest
 import torch
-from made_up_evidence import read_lines
+from made_up_evidence import change_run, read_lines
 
 import flashinfer_trace
 from flashinfer_trace.dataset import evidence as proof
+from flashinfer_trace.dataset.digests import definition_sha256
+from flashinfer_trace.dataset.evidence_run import line_of
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness import evidence
 from flashinfer_trace.harness.binding import judging_code
@@ -61,11 +63,12 @@ def test_a_recorded_run_is_valid_and_carries_the_status(tmp_path):
     path = evidence.record(tmp_path / "evidence", DEFINITION, KERNEL, REPORT)
     (line,) = read_lines(path)
     header = header_of(path, line)
-    valid("evidence", [line])
+    valid("evidence", [line_of(line)])
     valid("evidence_run", header)
     assert line["outputs"] == {"output": [0.95, 0.9, 1.6e-3, 1.5e-3]}
-    assert line["reference"] == DEFINITION.reference_sha256[:16]
+    assert line["definition"] == definition_sha256(DEFINITION)[:12]
     assert (line["kernel"], line["library"], line["vacuous_cases"]) == (KERNEL.label, "pytest", [3, 9])
+    assert proof.read(tmp_path, DEFINITION).entries[0].vacuous == 2
     assert header["gpu"] == {"name": "Test GPU", "compute_capability": "9.0"}
     assert header["torch"] == torch.__version__
     assert header["libraries"].keys() >= {"hypothesis", "pytest"}
@@ -75,12 +78,12 @@ def test_a_recorded_run_is_valid_and_carries_the_status(tmp_path):
     assert found.stale(DEFINITION, {KERNEL.label: short_code(KERNEL)}) == []
     newer = dataclasses.replace(DEFINITION, reference=DEFINITION.reference + "# newer\n")
     (objection,) = found.objections(newer, kernels)
-    assert objection == (f"{KERNEL.label}: the reference has changed since this run", False)
+    assert objection.text.startswith(f"{KERNEL.label}: the reference, name, ") and not objection.failed
     assert [p.name for p in path.parent.iterdir()] == ["rmsnorm_h512.jsonl"]
 
 
 def short_code(kernel):
-    return {part: one[:16] for part, one in judging_code(family_of(DEFINITION), kernel).items()}
+    return {part: one[:12] for part, one in judging_code(family_of(DEFINITION), kernel).items()}
 
 
 def test_a_kernel_of_the_table_needs_no_name_of_its_library(tmp_path, monkeypatch):
@@ -149,6 +152,23 @@ def test_a_second_run_replaces_the_first_and_leaves_other_kernels(tmp_path):
     for kernel in (KERNEL, other, KERNEL):
         path = evidence.record(tmp_path, DEFINITION, kernel, REPORT)
     assert [line["kernel"] for line in read_lines(path)] == ["pytest.kernel", "pytest.kernel[fa3]"]
+
+
+def on_another_gpu(path, **changes):
+    """Makes the recorded line one of another GPU, and changes its header."""
+    change_run(path, lambda header: header.update(gpu={"name": "Another GPU", "compute_capability": "9.0"}, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "kept"),
+    [({}, True), ({"harness": "0" * 12}, False), ({"libraries": {"pytest": "0.1"}}, False)],
+)
+def test_a_run_on_another_gpu_stays_unless_other_code_judged_it_or_it_is_of_another_release(tmp_path, changes, kept):
+    on_another_gpu(evidence.record(tmp_path, DEFINITION, KERNEL, REPORT), **changes)
+    path = evidence.record(tmp_path, DEFINITION, dataclasses.replace(KERNEL, variant="fa3"), REPORT)
+    assert len(read_lines(path)) == 2, "a run of another kernel replaces none"
+    labels = [line["kernel"] for line in read_lines(evidence.record(tmp_path, DEFINITION, KERNEL, REPORT))]
+    assert labels == ["pytest.kernel"] * (1 + kept) + ["pytest.kernel[fa3]"]
 
 
 def test_evidence_for_an_older_reference_is_dropped(tmp_path):

@@ -28,6 +28,9 @@ WITHOUT = {
     "fast_topk_transform_fused": "its tokens are those of requests, which are given by offsets",
     "dsa_sparse_attention": "a corner of its own has as many",
     "dsa_sparse_attention_fp8_cache": "a corner of its own has as many",
+    "dsa_sparse_attention_sinks": "a corner of its own has as many",
+    "mamba_ssd_prefill": "its tokens are those of sequences, which are given by offsets",
+    **{name: "a corner of its own has as many requests" for name in FIRST if FAMILIES[name].op_type == "batch"},
 }
 
 
@@ -50,6 +53,9 @@ def test_every_family_has_a_case_of_many_rows_or_of_many_requests_and_keys():
     for name in WITHOUT:
         if name.startswith("dsa"):
             assert max(plan["num_tokens"] for plan in Job(FIRST[name], FAMILIES[name]).corners) >= 300
+        elif FAMILIES[name].op_type == "batch":
+            lists = [plan.get("lengths", plan.get("seq_lens")) for plan in Job(FIRST[name], FAMILIES[name]).corners]
+            assert max(map(len, lists)) >= 1000, name
 
 
 def test_a_gpu_has_none_and_a_kernel_keeps_its_limits():

@@ -124,7 +124,7 @@ def refused(function):
 
 def test_inexact_operations_are_refused():
     x = torch.ones(3)
-    refused(lambda: torch.log(x))
+    refused(lambda: torch.erf(x))
     refused(lambda: x @ x)
     refused(lambda: torch.add(x, x, alpha=3))
     refused(lambda: x.max(dim=0))

@@ -4,11 +4,17 @@ not.
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+
 import pytest
 from cheating_kernels import NORM
+from whole_dataset import FAMILIES, FIRST
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
+from flashinfer_trace.harness.case import reference_outputs
+from flashinfer_trace.harness.power import stand_in
 from flashinfer_trace.harness.verify import Job, verify
 from flashinfer_trace.judging.judge import judge, small_by_default
 from flashinfer_trace.judging.more_plans import (
@@ -17,8 +23,6 @@ from flashinfer_trace.judging.more_plans import (
     CPU_WORK,
     DRAWN_ROWS,
     FEW_ROWS,
-    FEWER,
-    FEWER_KEYS,
     FEWER_REQUESTS,
     GPU_BYTES,
     GPU_ROWS,
@@ -126,7 +130,7 @@ def test_a_verdict_names_the_longest_request(tmp_path, server):
         (SINGLE, QUERIES),
         ("mla_paged_decode_page_table_h128_ckv512_kpe64_ps128", None),
         ("mla_paged_prefill_causal_h16_ckv512_kpe64_ps1", QUERIES),
-        ("mla_ragged_prefill_causal_h128_qk192_vo128", FEWER),
+        ("mla_ragged_prefill_causal_h16_qk192_vo128", QUERIES),
         (EXTEND, QUERIES),
         ("gqa_ragged_prefill_causal_h6_kv2_d128", QUERIES),
         ("gqa_paged_prefill_causal_h32_kv16_d128_ps64_window1024", QUERIES),
@@ -142,12 +146,30 @@ def test_there_is_one_such_case_which_the_reference_passes(name, queries):
     lengths = (
         [keys - new for keys, new in zip(plan["kv_lens"], queries, strict=True)] if name == EXTEND else plan["kv_lens"]
     )
-    assert tuple(lengths) == {None: (*KEYS, *MORE_KEYS), QUERIES: KEYS, FEWER: FEWER_KEYS}[queries]
+    assert tuple(lengths) == (KEYS if queries else (*KEYS, *MORE_KEYS))
     inputs = job.family.inputs(job.sized, plan, 0, "cpu")
     if "kv_indices" in inputs:
         pages = inputs["kv_indices"].tolist()
         assert len(set(pages)) == len(pages) - SHARED * (len(plan["kv_lens"]) - 1)
     assert verify(job, plan=plan, seed=0).status == "passed"
+
+
+@pytest.mark.parametrize("family", [name for name, one in FIRST.items() if "qo_indptr" in one.inputs])
+def test_each_prefill_family_meets_a_second_tile_of_queries(family):
+    """At the small twin, which has the plans of the Definition's own sizes."""
+
+    def forgets(definition, inputs, outputs):
+        found = reference_outputs(definition, inputs, 0)
+        for start, stop in itertools.pairwise(inputs["qo_indptr"].tolist()):
+            found["output"][start + 128 : stop] = found["output"][start : max(start, stop - 128)].clone()
+        return found
+
+    definition, record = FIRST[family], FAMILIES[family]
+    job = Job(definition, record, dataclasses.replace(stand_in(None), call=forgets))
+    every = [[one.plan for one in judged_cases(Job(definition, record, full=full), 0, lambda: 0)] for full in (0, 1)]
+    assert all(max(plans[-1]["q_lens"]) == 310 for plans in every)
+    report = verify(job, plan=every[0][-1], seed=0)
+    assert report.status == "failed" and "output output" in report.message, report.message
 
 
 @pytest.mark.parametrize(

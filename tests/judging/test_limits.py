@@ -108,7 +108,7 @@ def test_a_submission_gets_no_credentials(tmp_path, monkeypatch):
     assert verdict.passed, verdict
 
 
-@pytest.mark.parametrize("name", ["CC", "CUDA_HOME", "NVIDIA_VISIBLE_DEVICES", "TRITON_CACHE_DIR"])
+@pytest.mark.parametrize("name", ["CC", "CUDA_HOME", "NVIDIA_VISIBLE_DEVICES", "TRITON_CACHE_DIR", "LD_PRELOAD"])
 def test_compilers_and_cuda_get_theirs(name):
     assert passed_on(name)
 

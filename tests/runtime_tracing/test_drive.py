@@ -85,3 +85,11 @@ def test_a_late_run_tells_where_each_rank_hangs(tmp_path: Path):
     assert "in waits_for_another_rank" in line and "of the next rank:\n    the cause on rank 1" in line
     assert time.monotonic() - began < 20
     assert (tmp_path / "summary.txt").read_text() == f"{line}\n"
+
+
+def test_runs_are_spread_over_the_gpus(tmp_path: Path):
+    recorder = "import os, pathlib, sys, time; time.sleep(0.5); "
+    recorder += "pathlib.Path(sys.argv[3]).write_text(os.environ['CUDA_VISIBLE_DEVICES'])"
+    chosen = [Configuration(name, MODEL) for name in ("one", "two", "three", "four")]
+    drive(chosen, tmp_path, Machine(4, 100, LAST_START + 30, devices=2), [sys.executable, "-c", recorder])
+    assert [(tmp_path / f"{one.name}.json").read_text() for one in chosen] == ["0", "1", "0", "1"]

@@ -77,6 +77,12 @@ def sglang_moe_fused_gate(
     return weights, torch.cat([ids, shared], dim=1).to(INT32)
 
 
+def route_radix(scores, bias, top_k, renormalize, factor, on_output, sorted):
+    """One group; SGLang lists the choices best first if it is told to."""
+    assert sorted
+    return sglang_moe_fused_gate(scores, bias, top_k, "sigmoid", 0, renormalize, factor, on_output)
+
+
 def fused_topk_deepseek(
     scores,
     bias,
@@ -145,6 +151,26 @@ def moe_align_block_size(
         experts_ids[row // block_size : row // block_size + blocks] = part - 1
         row += blocks * block_size
     num_tokens_post_pad.fill_(row)
+
+
+def moe_align_small_numel(
+    topk_ids,
+    num_experts,
+    block_size,
+    sorted_token_ids,
+    expert_ids,
+    num_tokens_post_pad,
+    *,
+    write_inactive_prefix_count=False,
+):
+    """It writes no padding after the last part."""
+    padded = sorted_token_ids.clone()
+    cumsum = torch.empty(num_experts + 1, dtype=INT32)
+    moe_align_block_size(
+        topk_ids, num_experts, block_size, padded, expert_ids, num_tokens_post_pad, cumsum, pad_sorted_token_ids=True
+    )
+    count = int(num_tokens_post_pad)
+    sorted_token_ids[:count] = padded[:count]
 
 
 def prepare_moe_input(
@@ -396,11 +422,14 @@ def modules():
 def gates():
     """SGLang's routers, by module."""
     kimi = "sglang.kernels.ops.lora.moe.trtllm_lora_temp.kimi_k2_moe_fused_gate"
-    router = "sglang.kernels.ops.moe.moe_fused_gate"
+    radix = "sglang.kernels.ops.moe.moe_route_radix"
+    router, small = "sglang.kernels.ops.moe.moe_fused_gate", "sglang.kernels.ops.moe.moe_align_small_numel"
     return {
+        small: module(small, moe_align_small_numel=moe_align_small_numel),
         **{name: module(name) for path in (kimi, router) for name in parents(path)},
         kimi: module(kimi, kimi_k2_moe_fused_gate=kimi_k2_moe_fused_gate),
         router: module(router, moe_fused_gate=sglang_moe_fused_gate),
+        radix: module(radix, route_radix=route_radix),
     }
 
 

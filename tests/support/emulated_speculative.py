@@ -100,6 +100,27 @@ def fast_topk_transform_ragged_fused(score, lengths, topk_indices_offset, topk, 
     return torch.where(positions < 0, -1, positions + topk_indices_offset[:, None]).to(INT32)
 
 
+def plan_topk_v2(seq_lens, static_threshold=-1, *, out=None):
+    need(INT32, seq_lens)
+    assert bool((seq_lens >= 0).all())
+    return torch.zeros(len(seq_lens) + 1, 4, dtype=INT32)
+
+
+def topk_transform_paged_v2(scores, seq_lens, page_tables, out_page_indices, page_size, metadata, out_raw_indices=None):
+    need(INT32, page_tables, out_page_indices, metadata)
+    assert page_size == 1 and len(metadata) == len(seq_lens) + 1 and scores.stride(0) % 4 == 0
+    positions = listed(scores, seq_lens, out_page_indices.shape[1], None)
+    slots = torch.cat((page_tables, page_tables.new_full((len(page_tables), 1), -1)), dim=1)
+    out_page_indices.copy_(slots.gather(1, positions % slots.shape[1]))
+
+
+def topk_transform_ragged_v2(scores, seq_lens, *, out_offsets, out_indices, row_starts=None):
+    need(INT32, out_offsets, out_indices)
+    assert scores.stride(0) % 4 == 0
+    positions = listed(scores, seq_lens, out_indices.shape[1], row_starts)
+    out_indices.copy_(torch.where(positions < 0, -1, positions + out_offsets[:, None]))
+
+
 def fast_topk(values, topk, dim):
     return torch.max(values, dim=dim, keepdim=True) if topk == 1 else torch.topk(values, topk, dim=dim)
 
@@ -389,6 +410,7 @@ def modules():
 MODULES = (
     "sgl_kernel",
     "sglang.kernels.ops.attention.concat_mla",
+    "sglang.kernels.ops.attention.dsv4.topk",
     "sglang.kernels.ops.quantization.hadamard",
     "sglang.kernels.ops.kvcache.kvcache",
     "sglang.kernels.ops.layernorm.norm",

@@ -68,7 +68,40 @@ def no_fp4_codes(name: str) -> bool:
     return bool((found[0].view(torch.uint8) == 0x77).all())
 
 
+def long_products() -> bool:
+    """Integers have one sum, whatever the order: eight tokens of 5,120 features, which fill 20 stages."""
+    from flashinfer.gemm import tinygemm_bf16
+
+    x, weight = (torch.randint(-4, 5, [n, 5120], device="cuda").bfloat16() for n in (8, 7168))
+    bias, out = torch.zeros(7168, dtype=torch.bfloat16, device="cuda"), x.new_empty([8, 7168])
+    tinygemm_bf16(x, weight, out, bias)
+    return torch.equal(out, (x.double() @ weight.double().T).bfloat16())
+
+
+def state_of_an_empty_sequence() -> bool:
+    """Without tokens, the state that is returned is the one that is given."""
+    from flashinfer.gdn_prefill import chunk_gated_delta_rule
+
+    q, k, v = (torch.zeros(1, 1, 128, dtype=torch.bfloat16, device="cuda") for _ in range(3))
+    state = torch.ones(2, 1, 128, 128, device="cuda")
+    _, after = chunk_gated_delta_rule(
+        q,
+        k,
+        v,
+        g=torch.ones(1, 1, device="cuda"),
+        beta=torch.ones(1, 1, device="cuda"),
+        initial_state=state,
+        output_final_state=True,
+        cu_seqlens=torch.tensor([0, 0, 1], device="cuda"),
+        output_state=torch.full_like(state, torch.nan),
+        use_cp=False,
+    )
+    return torch.equal(after, state)
+
+
 PROBES = (
+    ("tinygemm_bf16: more than 4,096 features", long_products),
+    ("gdn_prefill.chunk_gated_delta_rule: the state of a sequence without tokens", state_of_an_empty_sequence),
     ("top_p_renorm_probs: a token inside the mass p is dropped", a_kept_token_is_lost),
     ("min_p_sampling_from_probs: tokens of probability 0 are drawn", only_positive_tokens),
     ("fused_topk_deepseek: weights are off by more than 2e-6", approximate_sigmoids),

@@ -2,15 +2,23 @@
 
 A probe calls the kernel with the smallest input. It returns whether the kernel does what is right, which includes
 raising an error instead of giving wrong results. `tests/test_kernel_findings.py` runs each in a process of its own:
-`python kernel_findings.py NAME` prints RIGHT or WRONG. To report another defect, add a `Probe` and describe it there.
+`python kernel_findings.py NAME` prints RIGHT, WRONG, or ABSENT and why the installed release lacks the kernel. Without
+a name, it runs all of them and prints what findings/probes.json holds. What each says goes to stderr as it comes, and
+then which findings must change. To report another defect, add a `Probe` and describe it there.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib.metadata
+import json
+import re
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import attention_findings
 import flashinfer_findings
@@ -20,7 +28,17 @@ import sparse_findings
 import torch
 from moe_findings import raises
 
-from flashinfer_trace.families.gemm.qserve import unpacked
+from flashinfer_trace.families.gemm.int8 import unpacked
+
+if TYPE_CHECKING:
+    from tools.shared.findings import Finding
+
+#: FlashInfer compiles some kernels when they are first called.
+SECONDS = 300
+#: Probes that run at once.
+JOBS = 12
+#: The packages of the kernels: what they lack is of another release, what others lack is a defect of the machine.
+PACKAGES = ("flashinfer", "sgl_kernel", "sglang")
 
 
 @dataclass(frozen=True)
@@ -184,6 +202,7 @@ PROBES: dict[str, Probe] = {
     "sgl_kernel.rmsnorm: a float32 weight is read as bf16": Probe(norm_wide_weight),
     "tree_speculative_sampling_target_only: a token of probability 0 is accepted": Probe(impossible_token),
     **{name: Probe(probe, kills) for name, probe, kills in sparse_findings.PROBES},
+    "concat_and_cast_mha_k_triton: keys beyond 32 bits": Probe(sglang_findings.keys_beyond_32_bits, kills=True),
     **{
         name: Probe(probe)
         for of_module in (moe_findings, flashinfer_findings, sglang_findings, attention_findings)
@@ -192,12 +211,93 @@ PROBES: dict[str, Probe] = {
 }
 
 
+def absence(error: ImportError | AttributeError) -> str | None:
+    """What an error says that the installed release lacks; None if it says something else."""
+    if isinstance(error, ImportError):
+        return str(error) if (error.name or "").partition(".")[0] in PACKAGES else None
+    of_package = re.match(rf"(module|'_OpNamespace') '({'|'.join(PACKAGES)})\b", str(error))
+    return str(error) if of_package else None
+
+
 def main(name: str) -> None:
     torch.manual_seed(0)
-    right = PROBES[name].right()
+    try:
+        right = PROBES[name].right()
+    except (ImportError, AttributeError) as error:
+        if (missing := absence(error)) is None:
+            raise
+        print("ABSENT", " ".join(missing.split()))
+        return
     torch.cuda.synchronize()
     print("RIGHT" if right else "WRONG")
 
 
+def verdict(name: str, kills: bool, returncode: int, output: str) -> str:
+    """What a probe says: "right", "wrong", or "absent: ..."; raises for one that says nothing."""
+    last = (output.strip().splitlines() or [""])[-1]
+    if returncode == 0 and last in ("RIGHT", "WRONG"):
+        return last.lower()
+    if returncode == 0 and last.startswith("ABSENT "):
+        return f"absent: {last.removeprefix('ABSENT ')}"
+    lost = "CUDA error" in output or "AcceleratorError" in output
+    if kills and (returncode < 0 or lost):
+        return "wrong"
+    raise RuntimeError(f"{name}: the probe ended with {returncode} and said {output[-1500:]!r}")
+
+
+def run(name: str) -> str:
+    """Runs a probe in a process of its own: see `verdict`."""
+    command = [sys.executable, __file__, name]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    return verdict(name, PROBES[name].kills, done.returncode, done.stdout + (done.stderr if done.returncode else ""))
+
+
+def record() -> dict[str, Any]:
+    """Runs all probes: the GPU, the releases, and what each probe says, or "error: ..."."""
+
+    def told(name: str) -> str:
+        try:
+            said = run(name)
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            said = f"error: {error}"
+        print(f"{name} | {said}", file=sys.stderr, flush=True)
+        return said
+
+    with ThreadPoolExecutor(JOBS) as pool:
+        outcomes = dict(zip(PROBES, pool.map(told, PROBES), strict=True))
+    libraries = {name: importlib.metadata.version(name) for name in ("flashinfer-python", "sglang", "sglang-kernel")}
+    return {"gpu": torch.cuda.get_device_name(), "libraries": libraries, "probes": outcomes}
+
+
+def changes(findings: Iterable[Finding], recorded: Mapping[str, Any]) -> Iterator[str]:
+    """What findings/kernels.json must say otherwise, given a record of all probes."""
+    for one in findings:
+        version = recorded["libraries"][one.library]
+        outcomes = [{recorded["probes"][probe].partition(":")[0] for probe in each.probes} for each in one.defects]
+        for number, (defect, found) in enumerate(zip(one.defects, outcomes, strict=True)):
+            state = next((state for said, state in STATES.items() if said in found), None)
+            if state is None and "error" in found:
+                yield f"{one.id}: defect {number}: a probe says nothing: {defect.probes}"
+            elif state not in (None, defect.state):
+                yield f"{one.id}: defect {number}: state is {defect.state}, but {version} shows {state}"
+        every = set[str]().union(*outcomes)
+        if "wrong" in every and (one.version != version or one.upstream["state"] in ("fixed", "replaced")):
+            yield f"{one.id}: version is {one.version}, upstream {one.upstream['state']}, but {version} has the defect"
+        for said, state in (("right", "fixed"), ("absent", "replaced")):
+            if every == {said} and one.upstream["state"] != state:
+                yield f"{one.id}: upstream is {one.upstream['state']}, but all probes are {said} in {version}: {state}"
+
+
+#: What a probe says -> the state of its defect; one that is absent leaves it as it was.
+STATES = {"wrong": "shown", "right": "gone"}
+
+
 if __name__ == "__main__":
-    main(sys.argv[1])
+    if len(sys.argv) > 1:
+        main(sys.argv[1])
+    else:
+        from flashinfer_trace import find_root
+        from tools.shared.findings import read_findings
+
+        print(json.dumps(found := record(), indent=2))
+        print(*changes(read_findings(find_root()), found), sep="\n", file=sys.stderr)

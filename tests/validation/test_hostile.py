@@ -195,13 +195,13 @@ def test_file_names_that_are_no_text(dataset: Dataset, minimal: dict[str, Any]) 
 
 HOSTILE_LINES = (
     (b"[" * 10_000 + b"\n", "json-nesting"),
-    (b"{}\n" * 300, "json-nesting"),
-    (b"[]\n", "json-syntax"),
-    (b"{}", "json-syntax"),
-    (b"{},{}\n", "json-syntax"),
-    (b'{"a":[{}\n{}]},{}\n', "json-syntax"),
+    (b"[]\n" * 300, "json-nesting"),
+    (b"{}\n", "json-syntax"),
+    (b"[]", "json-syntax"),
+    (b"[],[]\n", "json-syntax"),
+    (b"[[[]\n[]]],[]\n", "json-syntax"),
     (b"", "evidence-invalid"),
-    (b"{}\n", "evidence-invalid"),
+    (b"[]\n", "evidence-invalid"),
     (b"\xff\n", "json-encoding"),
 )
 

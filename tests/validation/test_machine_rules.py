@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from flashinfer_trace.dataset.evidence_run import TIME_FORMAT, run_name
+from flashinfer_trace.dataset.evidence_run import TIME_FORMAT, fields_of, line_of, run_name
 from flashinfer_trace.dataset.validation import Problem
 from flashinfer_trace.dataset.validation.machine_rules import NEIGHBORS, OLDEST
 from flashinfer_trace.format.files import json_line
@@ -27,7 +27,7 @@ else:
 Json = dict[str, Any]
 EVIDENCE = "evidence/rmsnorm/rmsnorm_h8.jsonl"
 FILES = read_fixture(FIXTURES / "valid" / "verified.json")["files"]
-LINE: Json = {**json.loads(FILES[EVIDENCE]), "library": "flashinfer-python"}
+LINE: Json = {**fields_of(json.loads(FILES[EVIDENCE])), "library": "flashinfer-python"}
 HEADER: Json = next(content for name, content in FILES.items() if name.startswith("evidence/runs/"))
 LIBRARIES = {"flashinfer-python": "0.6.12", "hypothesis": "6.168.3", "sglang-kernel": "0.4.2", "triton": "3.6.0"}
 STARTED = datetime(2026, 11, 22, 17, 0, 0)
@@ -50,7 +50,7 @@ def problems(dataset: Dataset, minimal: Json, headers: list[Json]) -> list[Probl
     for number, header in enumerate(headers):
         dataset.write(f"evidence/runs/{run_name(header)}.json", header)
         lines.append({**LINE, "kernel": f"flashinfer.norm.kernel{number}", "run": run_name(header)})
-    dataset.write(EVIDENCE, "".join(map(json_line, lines)))
+    dataset.write(EVIDENCE, "".join(json_line(line_of(line)) for line in lines))
     return dataset.problems()
 
 
@@ -146,7 +146,7 @@ def test_a_fact_that_one_line_alone_has_amid_others_is_refused(
     change(headers[NEIGHBORS])
     (problem,) = problems(dataset, minimal, headers)
     assert (problem.rule, problem.file) == ("evidence-invalid", EVIDENCE)
-    assert (problem.pointer, problem.line) == (f"/{NEIGHBORS}/run", NEIGHBORS + 1)
+    assert (problem.pointer, problem.line) == (f"/{NEIGHBORS}/1", NEIGHBORS + 1)
     assert re.match(rf"{place} of its run is .* in all lines just before and after it", problem.message)
     assert dataset.problems(dataset.root / EVIDENCE) == [], "among the runs of one file, it is no exception"
 
@@ -156,7 +156,7 @@ def test_one_gpu_has_one_capability_also_if_nothing_else_knows_it(dataset: Datas
     assert problems(dataset, minimal, headers) == []
     headers[1]["gpu"] = {"name": "Test GPU", "compute_capability": "12.0"}
     (problem,) = problems(dataset, minimal, headers)
-    assert (problem.file, problem.pointer) == (EVIDENCE, "/1/run")
+    assert (problem.file, problem.pointer) == (EVIDENCE, "/1/1")
     assert problem.message == "Test GPU has compute capability 9.0 elsewhere, not 12.0"
 
 

@@ -1,1 +1,1 @@
-"""What flashinfer-bench's dataset says about its Definitions, and how this dataset compares."""
+"""The facts in flashinfer-bench's dataset about its Definitions, and how this dataset compares."""

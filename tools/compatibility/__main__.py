@@ -3,7 +3,7 @@
 python -m tools.compatibility PATH_OF_THE_CLONE [--commit COMMIT]
 
 Names, op_types, axes, dtypes, shapes and the constants that decide what a reference computes are taken over; neither
-code nor descriptions are. What people wrote of their semantics stays; tests/compatibility/test_meanings.py checks it.
+code nor descriptions are. The semantics that people wrote stay; tests/compatibility/test_meanings.py checks them.
 Without --commit the commit of the present table is read again.
 """
 
@@ -51,7 +51,7 @@ def document(clone: Path, commit: str) -> str:
     """The text of the table.
 
     Raises:
-        JsonSourceError: there is no table whose semantics could stay.
+        JsonSourceError: no table exists whose semantics could stay.
         OSError: git is missing.
         subprocess.CalledProcessError: the clone does not have that commit or folder.
     """
@@ -68,7 +68,7 @@ def document(clone: Path, commit: str) -> str:
 
 
 def facts(data: dict[str, Any]) -> dict[str, Any]:
-    """What the table says about one Definition."""
+    """The table's facts about one Definition."""
     tensors = {
         section: {name: {"shape": one["shape"], "dtype": one["dtype"]} for name, one in data[section].items()}
         for section in ("inputs", "outputs")

@@ -109,7 +109,7 @@ def evaluation(entries: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def prose(text: str) -> str:
-    """A text of `schema/compatibility.json` in Markdown: what stands in single backticks is code, the rest literal."""
+    """A text of `schema/compatibility.json` in Markdown: text in single backticks is code, the rest literal."""
     parts = re.split("`([^`]+)`", " ".join(text.split()))
     literal = [re.sub(r"\S+", lambda word: escape(word[0]), part) for part in parts]
     return "".join(code(part) if number % 2 else literal[number] for number, part in enumerate(parts))

@@ -1,4 +1,4 @@
-"""Fetches the Definitions in flashinfer-bench's source distribution, a part of its dataset, where there is no clone.
+"""Fetches the Definitions in flashinfer-bench's source distribution, a part of its dataset, for use without a clone.
 
 python -m tools.compatibility.published [DIRECTORY]     # default: .flashinfer-bench
 

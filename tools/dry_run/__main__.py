@@ -1,10 +1,11 @@
 """Runs a model in SGLang's own code without a GPU, and records which kernels it calls, from where.
 
-python -m tools.dry_run --model llama_3.1_8b --out record.json              # a model of the list, today's release
-python -m tools.dry_run --model config.json --server tp_size=8 --out record.json
-python -m tools.dry_run --model deepseek_v3 --gpu sm100 --release 0.5.23 --out record.json
-python -m tools.dry_run --compare [NAME ...]       # repeats the recorded runs of traces/runtime, and compares them
-python -m tools.dry_run --all                      # writes traces/dry again
+- `python -m tools.dry_run --model llama_3.1_8b --out record.json`: a model of the list, today's release
+- `python -m tools.dry_run --model config.json --server tp_size=8 --out record.json`: a config.json, over 8 GPUs
+- `python -m tools.dry_run --model deepseek_v3 --gpu sm100 --release 0.5.23 --out record.json`: another GPU and release
+- `python -m tools.dry_run --compare [NAME ...]`: repeats runs that a GPU recorded (names, files), and compares
+- `python -m tools.dry_run --all`: writes traces/dry again
+- `python -m tools.dry_run --check --release 0.5.24`: how another release's calls differ from traces/dry
 
 SGLang must be installed: python -m tools.fetch_sources --install --release 0.5.23. Exit status: 0 done, or nothing
 differs; 1 SGLang refuses the model, something differs, or the run found what it cannot know; 2 wrong input.
@@ -33,8 +34,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if options.compare is not None:
             return plans.compare_all(options.compare)
-        if options.all:
-            return plans.write_all()
+        if options.all or options.check:
+            return plans.run_all(options.all, options.release or release.DEFAULT, options.jobs)
         return _one(options)
     except (plans.PlanError, release.ReleaseError, recording.RecordingError, DatasetError) as error:
         print(error, file=sys.stderr)
@@ -50,7 +51,9 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     what.add_argument("--repeat", type=Path, metavar="RECORD", help="what a recorded run did")
     what.add_argument("--configuration", metavar="NAME", help="a run of the list of configurations")
     what.add_argument("--compare", nargs="*", metavar="NAME", help="repeat recorded runs, all or some, and compare")
-    what.add_argument("--all", action="store_true", help="every run of tools/dry_run/set.json")
+    what.add_argument("--all", action="store_true", help="write traces/dry: every run of tools/dry_run/set.json")
+    what.add_argument("--check", action="store_true", help="what a release calls otherwise than traces/dry says")
+    parser.add_argument("--jobs", type=int, default=2, help="with --all and --check: runs at a time")
     parser.add_argument("--release", help=f"of SGLang (default: {release.DEFAULT})")
     parser.add_argument("--server", nargs="*", default=[], metavar="KEY=VALUE", help="SGLang's server arguments")
     parser.add_argument("--environment", nargs="*", default=[], metavar="KEY=VALUE", help="environment variables")
@@ -96,7 +99,7 @@ def _one(options: argparse.Namespace) -> int:
     else:
         server, environment = _settings(options.server), _settings(options.environment)
         plan = plans.of_model(options.model, server, options.gpu, tuple(options.phases), tuple(options.prompts))
-        plan = plans.named(plan, options.name, {key: str(value) for key, value in environment.items()})
+        plan = plans.renamed(plan, options.name, {key: str(value) for key, value in environment.items()})
         version = options.release or release.DEFAULT
     chosen = release.read(version)
     if not chosen.site.exists():

@@ -63,7 +63,7 @@ class Comparison:
 
 
 def compare(recorded: Recording, calls: Sequence[RecordedCall]) -> Comparison:
-    """Compares the calls of a dry run with those of the recorded run. What only plans on the host is left out."""
+    """Compares the calls of a dry run with those of the recorded run. Calls that only plan on the host are left out."""
     truth, dry = _chains(recorded.calls), _chains(calls)
     both = truth.keys() & dry.keys()
     reasons: list[Mapping[str, str]] = json.loads(EXPLAINED.read_text(encoding="utf-8"))
@@ -107,3 +107,17 @@ def report(comparison: Comparison) -> list[str]:
     return lines + [
         f"    only {found.side}: {found.place}: {found.reason or 'NOT EXPLAINED'}" for found in one.differences
     ]
+
+
+def changes(before: Recording, after: Recording) -> list[str]:
+    """What two runs of a configuration call differently, a line each: kernels, and within a release anything else."""
+    found = []
+    counts = [
+        Counter((one.phase, one.library, one.kernel) for one in run.calls if one.kernel) for run in (before, after)
+    ]
+    for sign, fewer, more in (("-", counts[1], counts[0]), ("+", counts[0], counts[1])):
+        found += [f"    {sign} {' '.join(key)}" for key in more if key not in fewer]
+    releases = {run.document["versions"]["sglang"] for run in (before, after)}
+    if not found and len(releases) == 1 and before.document["sha256"] != after.document["sha256"]:
+        found = ["    the same kernels, from other places or with other arguments"]
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,7 +90,7 @@ class Graph(Nothing):
 
 
 def install(gpu: Gpu, count: int, folder: Path) -> None:
-    """Makes `torch` believe in `count` GPUs, of which the first is the current one.
+    """Makes `torch` believe in `count` GPUs; the first is the current one.
 
     Args:
         folder: where the device guard is compiled, once for each release of PyTorch.
@@ -103,7 +104,7 @@ def install(gpu: Gpu, count: int, folder: Path) -> None:
 
 
 def properties(gpu: Gpu) -> SimpleNamespace:
-    """What ``torch.cuda.get_device_properties`` returns."""
+    """The result of ``torch.cuda.get_device_properties``."""
     return SimpleNamespace(
         **{"major": gpu.capability[0], "minor": gpu.capability[1], "name": gpu.name, "total_memory": gpu.memory},
         **{"multi_processor_count": gpu.multiprocessors, "L2_cache_size": gpu.l2_cache, "warp_size": 32},
@@ -112,6 +113,16 @@ def properties(gpu: Gpu) -> SimpleNamespace:
         **{"max_threads_per_multi_processor": 2048, "max_threads_per_block": 1024, "uuid": "GPU-0", "pci_bus_id": 1},
         **{"is_integrated": False, "is_multi_gpu_board": False, "gcnArchName": "", "clock_rate": 1980000},
     )
+
+
+def install_command(gpu: Gpu, folder: Path) -> None:
+    """Writes an ``nvidia-smi`` that knows what SGLang asks it, and puts it first among the commands of this process."""
+    path = folder / "nvidia-smi"
+    answers = {"memory.total": gpu.memory >> 20, "compute_cap": ".".join(map(str, gpu.capability))}
+    cases = "".join(f"*{question}*) echo {answer};; " for question, answer in answers.items())
+    path.write_text(f'#!/bin/sh\ncase "$*" in {cases}*) exit 1;; esac\n', encoding="utf-8")
+    path.chmod(0o755)
+    os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
 
 
 def _cuda(gpu: Gpu, count: int) -> None:

@@ -71,7 +71,7 @@ def _install_symmetric_memory() -> None:
 
         @staticmethod
         def rendezvous(tensor: Any, group: Any = None) -> Memory:
-            """What the ranks allocated together."""
+            """The memory that the ranks allocated together."""
             return Memory(tensor)
 
     private: Any = _distributed_c10d
@@ -92,6 +92,8 @@ def replace_communicators(logged: Callable[[Any, str, str], Any]) -> None:
     Args:
         logged: is given a function, a library and a path, and returns a function that logs its calls.
     """
+    state: Any = importlib.import_module("sglang.srt.distributed.parallel_state")
+    state.in_the_same_node_as = lambda group, source_rank=0: [True] * dist.get_world_size(group=group)
     for name in ("custom_all_reduce", "custom_all_reduce_v2", "custom_all_reduce_utils"):
         with contextlib.suppress(ImportError):
             module: Any = importlib.import_module(f"{_COMMUNICATORS}.{name}")
@@ -112,7 +114,7 @@ def replace_communicators(logged: Callable[[Any, str, str], Any]) -> None:
         """NCCL's library: its functions exchange nothing."""
 
         def __init__(self, *args: Any) -> None:
-            """There is no library to load."""
+            """Loads nothing: a dry run needs no library."""
 
         ncclGetUniqueId = staticmethod(wrapper.ncclUniqueId)
         ncclGetRawVersion = staticmethod(lambda: 22800)
@@ -138,10 +140,30 @@ def _replace_fusion() -> None:
 
         def __init__(self, buf_size: int, group_size: int, *args: Any, **kwargs: Any) -> None:
             self.addresses = [(1 << 44) + rank * (1 << 36) for rank in range(group_size)]
+            self.size = buf_size
 
         def get_buffer_ptrs_host(self) -> list[int]:
             """The addresses."""
             return self.addresses
+
+        def get_usable_buffer_size(self) -> int:
+            """Bytes."""
+            return self.size
+
+        def get_unicast_ptr(self, rank: int) -> int:
+            """The memory of a rank."""
+            return self.addresses[rank]
+
+        def get_multicast_ptr(self) -> int:
+            """The memory of all ranks at once: the switch of a board writes to each."""
+            return 1 << 41
+
+        def get_buffer_ptrs_dev(self) -> int:
+            """Where the addresses are on the GPU."""
+            return 1 << 43
+
+        def lamport_initialize(self, rank: int, dtype: Any) -> None:
+            """Writes what marks a value that has not arrived."""
 
     try:
         importlib.metadata.version("cuda-bindings")  # without it, flashinfer.comm cannot be imported

@@ -12,11 +12,11 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from flashinfer_trace.format import files
-from tools.dry_run.release import Release
+from tools.dry_run.release import FILES, Release, numbers
 
 SCHEMAS = ".schemas.json"
 #: An operator's schema as PyTorch writes it, in the bytes of a library.
@@ -24,6 +24,8 @@ _SCHEMA = re.compile(
     rb"[a-z_A-Z0-9:]{3,80}\((?:[ -~\n]){0,3000}?\) ?-> ?"
     rb"(?:\((?:[^()\x00]|\([^()\x00]*\)){0,200}\)|[A-Za-z?\[\]!() ,]{3,100})"
 )
+#: What a wheel pins: a distribution, without its extras, and its version.
+_PINNED = re.compile(r"^Requires-Dist: ([A-Za-z0-9_.-]+)(?:\[[^]]*\])?==([^\s;,]+)", re.MULTILINE)
 _BLOCK, _LONGEST = 1 << 24, 4000
 #: What only compilers read, and is large.
 _UNUSED = (
@@ -39,7 +41,7 @@ class InstallError(RuntimeError):
 def install(release: Release, site: Path) -> bool:
     """Installs a release where it is not there yet; returns whether it had to.
 
-    The folder is complete or absent: it is made beside its place, and renamed.
+    The folder is complete or absent: it is made next to its final place, then renamed.
 
     Raises:
         InstallError: pip could not fetch a package.
@@ -62,6 +64,54 @@ def install(release: Release, site: Path) -> bool:
         shutil.rmtree(site, ignore_errors=True)
         partial.rename(site)
     return True
+
+
+def propose(version: str | None) -> str:
+    """Writes the data file of a release that has none: that of the closest release, with the versions that it pins.
+
+    Args:
+        version: of SGLang; None for the newest that the package index has.
+
+    Returns:
+        Its version.
+
+    Raises:
+        InstallError: pip could not fetch it.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        wheel = _download(f"sglang=={version}" if version else "sglang", Path(directory))
+        found = wheel.name.split("-")[1]
+        with zipfile.ZipFile(wheel) as archive:
+            metadata = archive.read(f"sglang-{found}.dist-info/METADATA").decode()
+    path = FILES / f"{found}.json"
+    if not path.exists():
+        nearest = min(FILES.glob("*.json"), key=lambda one: _distance(one.stem, found))
+        content = json.loads(nearest.read_text(encoding="utf-8"))
+        pins = {name.lower().replace("_", "-"): pin for name, pin in _PINNED.findall(metadata)} | {"sglang": found}
+        others = [json.loads(one.read_text(encoding="utf-8"))["distributions"] for one in FILES.glob("*.json")]
+        wheels = {**content["distributions"], **{name: "" for one in others for name in one if name in pins}}
+        content["distributions"] = {name: pins.get(name, pin) for name, pin in wheels.items()}
+        content["sources_only"] = {name: pins[name] for name in ("sgl-kernel", "sglang-kernel") if name in pins}
+        for required in ("tokenizers", "huggingface-hub"):
+            content["distributions"][required] = _fitting("transformers", content["distributions"], required)
+        files.write_text(path, json.dumps(content, indent=2) + "\n")
+    return found
+
+
+def _fitting(name: str, versions: Mapping[str, str], required: str) -> str:
+    """The newest version of what a distribution requires, which refuses to be imported with another."""
+    with tempfile.TemporaryDirectory() as directory:
+        wheel = _download(f"{name}=={versions[name]}", Path(directory))
+        with zipfile.ZipFile(wheel) as archive:
+            metadata = archive.read(f"{name}-{versions[name]}.dist-info/METADATA").decode()
+        bounds = re.search(rf"^Requires-Dist: ({required}[^;\n]*)", metadata, re.MULTILINE)
+        wheel.unlink()
+        return _download(bounds[1].strip() if bounds else required, Path(directory)).name.split("-")[1]
+
+
+def _distance(one: str, other: str) -> tuple[int, ...]:
+    """How far apart two versions are: by each of their numbers, beginning with the first."""
+    return tuple(abs(a - b) for a, b in zip(numbers(one), numbers(other), strict=False))
 
 
 def schemas(site: Path) -> dict[str, list[str]]:

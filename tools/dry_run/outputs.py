@@ -114,6 +114,10 @@ OPERATORS: dict[str, Callable[[Given], Any]] = {
     "deep_gemm::get_mn_major_tma_aligned_packed_ue8m0_tensor": _packed_scales,
     # How the work of overlapped products is cut, which only they return.
     "deep_gemm::m_grouped_fp8_gemm_nt_masked": lambda one: _not_if(one, "enable_overlap"),
+    # Rows of scales, padded to 16 bytes for the tensor memory accelerator.
+    "deep_gemm::get_tma_aligned_size": lambda one: (
+        -(-one["mn"] * one["element_size"] // 16) * 16 // one["element_size"]
+    ),
     "deep_gemm::get_num_sms": lambda one: torch.cuda.get_device_properties(0).multi_processor_count,
     "deep_gemm::get_tc_util": _number(100),
     "deep_gemm::get_pdl": _number(0),
@@ -150,6 +154,8 @@ FUNCTIONS: dict[str, Callable[[Sequence[Any]], Any]] = {
     ".get_world_size": lambda args: torch.distributed.get_world_size(),
     ".all_reduce": lambda args: torch.empty_like(args[1]),
     "_tactic_num": lambda args: 1,
+    ".bmm_fp8_get_algos": lambda args: 1,
+    ".trtllm_get_valid_moe_configs": lambda args: [],  # the default is one of its own
     ".get_max_active_clusters": lambda args: 16,
     ".get_num_sms": lambda args: torch.cuda.get_device_properties(0).multi_processor_count,
     ".get_tc_util": lambda args: 100,
@@ -158,8 +164,16 @@ FUNCTIONS: dict[str, Callable[[Sequence[Any]], Any]] = {
 }
 
 
+def written(name: str, given: Given) -> None:
+    """Computes what a Triton kernel writes, if Python reads it afterwards: where the tokens of each request begin."""
+    if name != "compute_position_kernel" or not tensors.is_known(given["extend_seq_lens"]):
+        return
+    lengths = tensors.values(given["extend_seq_lens"])
+    given["extend_start_loc"].inner.copy_(lengths.cumsum(0) - lengths)
+
+
 def of_function(path: str, args: Sequence[Any]) -> Any:
-    """What a function of a compiled module returns."""
+    """The result of a function of a compiled module."""
     known = next((known for end, known in FUNCTIONS.items() if path.endswith(end)), None)
     return None if known is None else known(args)
 

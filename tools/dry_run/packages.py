@@ -77,8 +77,8 @@ class _Finder(Finder):
         return not inside_real and (top in _FOR_ALL or any(part in asking for part in _ASKING))
 
 
-def install(site: Path, further: Mapping[str, str]) -> None:
-    """Serves what the installed SGLang requires and what is not there.
+def install(site: Path, further: Mapping[str, str]) -> set[str]:
+    """Serves what the installed SGLang requires and what is not there; returns the packages.
 
     Args:
         further: name -> version of other distributions that a machine with a GPU has.
@@ -109,3 +109,4 @@ def install(site: Path, further: Mapping[str, str]) -> None:
 
     importlib.metadata.version = version  # type: ignore[assignment]
     importlib.util.find_spec = find_spec
+    return packages

@@ -8,21 +8,20 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from flashinfer_trace import find_root
 from flashinfer_trace.dataset.coverage import plain_name
-from tools.dry_run.compare import compare, report
+from tools.dry_run.compare import changes, compare, report
 from tools.dry_run.device import GPUS
 from tools.dry_run.run import Plan
 from tools.runtime_tracing import recording
-from tools.runtime_tracing.configurations import configurations, models
+from tools.runtime_tracing.configurations import SET, ConfigurationError, listed, models, named
 
-#: In the form of the list of configurations: models and runs that it lacks; ``set`` names the runs of traces/dry.
-SET = Path(__file__).with_name("set.json")
 PHASES = ("prefill", "decode", "extend")
-#: Files beside a config.json that SGLang reads before it builds a model.
+#: Files next to a config.json that SGLang reads before it builds a model.
 BESIDE = ("hf_quant_config.json", "generation_config.json", "quantize_config.json")
 #: Fields of a configuration that hold the one of the language model.
 _TEXT = ("text_config", "llm_config", "language_config")
@@ -57,18 +56,18 @@ def of_model(
     """The plan of a model of the list, or of a config.json.
 
     Raises:
-        PlanError: there is no such model, or the file cannot be read.
+        PlanError: the model is unknown, or the file cannot be read.
     """
-    listed = models() | _further()
-    wanted = next((name for name in listed if plain_name(name).startswith(plain_name(model))), model)
-    if model in listed or wanted in listed:
-        found = listed.get(model) or listed[wanted]
+    known = models(SET)
+    wanted = next((name for name in known if plain_name(name).startswith(plain_name(model))), model)
+    if model in known or wanted in known:
+        found = known.get(model) or known[wanted]
         title, config, layers, beside = found.name, found.config, found.layers, list[Path]()
     elif model.endswith(".json"):
         title = Path(model).resolve().parent.name
         config, layers, beside = _of_file(Path(model))
     else:
-        raise PlanError(f"{model}: no model of this name; give a config.json, or one of {', '.join(listed)}")
+        raise PlanError(f"{model}: no model of this name; give a config.json, or one of {', '.join(known)}")
     words = [title]
     words += [] if gpu == "sm90" else [gpu]
     words += [f"{key}_{value}" for key, value in server.items()]
@@ -76,7 +75,7 @@ def of_model(
     return Plan(name, title, config, layers, server, {}, prompts, phases, (), gpu, beside)
 
 
-def named(plan: Plan, name: str | None, environment: Mapping[str, str]) -> Plan:
+def renamed(plan: Plan, name: str | None, environment: Mapping[str, str]) -> Plan:
     """The plan under another name, with environment variables."""
     return dataclasses.replace(plan, name=name or plan.name, environment=environment)
 
@@ -93,18 +92,28 @@ def _of_file(path: Path) -> tuple[dict[str, Any], tuple[int, ...], list[Path]]:
     return config, (1,) * int(count), [path.with_name(name) for name in BESIDE if path.with_name(name).exists()]
 
 
-def _further() -> dict[str, Any]:
-    """The models of `SET`."""
-    return dict(models(SET))
+def recorded_runs() -> dict[str, Path]:
+    """Name -> file of each run that was recorded on a GPU; one of a folder has the folder, a release, before it."""
+    folder = find_root() / "traces" / "runtime"
+    paths = sorted(folder.rglob("*.json"))
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in paths}
 
 
 def compare_all(names: Sequence[str]) -> int:
-    """Repeats the recorded runs of those names, or all, one after the other; 1 if a difference is not explained."""
+    """Repeats recorded runs, one after the other; 1 if a difference is not explained.
+
+    Args:
+        names: of recorded runs, or files; all recorded runs if there are none.
+
+    Raises:
+        PlanError: a run does not exist.
+    """
     failed = 0
-    known = {path.stem: path for path in sorted((find_root() / "traces" / "runtime").glob("*.json"))}
-    unknown = [name for name in names if name not in known]
+    known = recorded_runs()
+    unknown = [name for name in names if name not in known and not name.endswith(".json")]
     if unknown:
         raise PlanError(f"no recorded run {', '.join(unknown)}; there are {', '.join(known)}")
+    known |= {name: Path(name) for name in names if name.endswith(".json")}
     for name in names or known:
         with tempfile.TemporaryDirectory(prefix="dry-run-") as directory:
             out = Path(directory, "record.json")
@@ -119,24 +128,37 @@ def compare_all(names: Sequence[str]) -> int:
     return int(failed > 0)
 
 
-def _in_process(arguments: Sequence[str]) -> str:
-    """Runs one dry run in a process of its own, and returns the end of its output."""
+def _in_process(arguments: Sequence[str], wanted: str = "") -> str:
+    """Runs one dry run in a process of its own, and returns the line with a text, or the end of its output."""
     command = [sys.executable, "-m", "tools.dry_run", *arguments]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    return "\n".join(f"    {line[:500]}" for line in done.stdout.splitlines()[-30:])
+    lines = done.stdout.splitlines()
+    found = next((line for line in lines if wanted and wanted in line), None)
+    return found if found is not None else "\n".join(f"    {line[:500]}" for line in lines[-30:])
 
 
-def write_all() -> int:
-    """Writes every record of traces/dry again; 1 if a run failed."""
-    failed = 0
-    root = find_root()
-    names: list[str] = json.loads(SET.read_text(encoding="utf-8"))["set"]
-    for name in names:
-        out = root / "traces" / "dry" / f"{name}.json"
-        out.parent.mkdir(exist_ok=True)
-        output = _in_process(["--configuration", name, "--out", str(out)])
-        print(output.splitlines()[-1] if output else f"{name}: no output", flush=True)
-        failed += "recorded after" not in output
+def run_all(write: bool, version: str, jobs: int) -> int:
+    """Runs every run of the set, several at a time; 1 if one failed, or differs from its record.
+
+    Args:
+        write: replaces the records of traces/dry; otherwise they are compared with what a release calls.
+    """
+    folder = find_root() / "traces" / "dry"
+    with tempfile.TemporaryDirectory(prefix="dry-run-") as directory, ThreadPoolExecutor(jobs) as pool:
+        out = folder if write else Path(directory)
+        out.mkdir(exist_ok=True)
+
+        def one(name: str) -> tuple[str, str]:
+            path = out / f"{name}.json"
+            given = ["--configuration", name, "--release", version, "--out", str(path)]
+            return name, _in_process(given, "recorded after")
+
+        failed = 0
+        for name, output in pool.map(one, named("set")):
+            ran = "recorded after" in output
+            lines = [] if write or not ran else changes(*(recording.read(at / f"{name}.json") for at in (folder, out)))
+            print("\n".join([output if ran else f"{name}: failed\n{output}", *lines]), flush=True)
+            failed += bool(lines) or not ran
     return int(failed > 0)
 
 
@@ -146,10 +168,10 @@ def of_configuration(name: str) -> Plan:
     Raises:
         PlanError: there is none of this name, or it is for a GPU that cannot be made.
     """
-    known = configurations() | configurations(SET)
-    if name not in known:
-        raise PlanError(f"{name}: no such run; there are {', '.join(known)}")
-    one = known[name]
+    try:
+        one = listed(name)
+    except ConfigurationError as error:
+        raise PlanError(str(error)) from None
     if one.gpu not in GPUS:
         raise PlanError(f"{name}: for {one.gpu}; dry runs know {', '.join(GPUS)}")
     return Plan(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,12 +49,19 @@ class Release:
         return SITES / f"sglang-{self.version}"
 
 
+def numbers(version: str) -> tuple[int, ...]:
+    """The numbers of a version, which order versions."""
+    return tuple(int(part) for part in re.findall(r"\d+", version))
+
+
 def read(version: str = DEFAULT) -> Release:
-    """A release of this checkout.
+    """A release of this checkout; `newest` is the newest that has a file.
 
     Raises:
-        ReleaseError: there is no file for it.
+        ReleaseError: the version does not have a file.
     """
+    if version == "newest":
+        version = max((one.stem for one in FILES.glob("*.json")), key=numbers)
     path = FILES / f"{version}.json"
     if not path.exists():
         known = ", ".join(sorted(one.stem for one in FILES.glob("*.json")))

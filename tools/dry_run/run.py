@@ -18,7 +18,7 @@ from typing import Any
 from tools.dry_run import findings
 from tools.dry_run import install as installing
 from tools.dry_run.release import Release
-from tools.runtime_tracing import recording, serving, sglang_runner, stand_ins, timeline
+from tools.runtime_tracing import recording, serving, sglang_runner, speculation, stand_ins, timeline
 from tools.runtime_tracing.call_log import CallLog
 from tools.runtime_tracing.wrapping import Wrapping, torch_functions
 
@@ -28,7 +28,7 @@ _INNER = ("nvidia_cutlass_dsl/python_packages", "nvidia_cutlass_dsl/dsl_packages
 
 @dataclass(frozen=True)
 class Plan:
-    """What is run.
+    """A dry run to make.
 
     Attributes:
         name: of the configuration, and of the record.
@@ -73,14 +73,22 @@ def run(plan: Plan, release: Release) -> tuple[dict[str, Any], list[recording.Re
 
     Raises: whatever SGLang raises, with its own message.
     """
-    one = _Run(plan, release)
+    with tempfile.TemporaryDirectory(prefix="dry-run-") as folder:
+        # What SGLang tunes and keeps on a GPU that is not there is of this run only.
+        os.environ["SGLANG_CACHE_DIR"] = folder
+        return _run(_Run(plan, release), Path(folder, "model"))
+
+
+def _run(one: _Run, folder: Path) -> tuple[dict[str, Any], list[recording.RecordedCall]]:
+    plan, release = one.plan, one.release
     os.environ.update({**sglang_runner.ENVIRONMENT, **_environment(plan, release), **plan.environment})
     site = str(release.site)
     sys.path[1:1] = [site, *(str(release.site / inner) for inner in _INNER)]
-    wrapping = _fake(one)
-    runner = _runner(one)
+    folder.mkdir()
+    wrapping = _fake(one, folder)
+    batch = _batch(one, folder)
     wrapping.rewire()
-    _steps(one, serving.Batch(runner, plan.prompts))
+    _steps(one, batch)
     phases = {call.phase: call.phase for call in one.log.calls}
     launches = {phase: list(found.values()) for phase, found in one.launched.items()}
     calls = recording.recorded_calls(one.log, phases, launches)
@@ -99,14 +107,15 @@ def _environment(plan: Plan, release: Release) -> dict[str, str]:
     }
 
 
-def _fake(one: _Run) -> Wrapping:
+def _fake(one: _Run, folder: Path) -> Wrapping:
     """Makes the GPU and everything around it, and imports SGLang; returns what wraps its kernels."""
     from tools.dry_run import caught, device, groups, kernels, packages, tensors
 
     site, gpu = one.release.site, device.GPUS[one.plan.gpu]
     device.install(gpu, max(int(one.plan.server.get("tp_size", 1)), 1), site)
+    device.install_command(gpu, folder)
     tensors.launched, tensors.other_operator = _launch_noted(one), kernels.of_operator
-    packages.install(site, one.release.required)
+    served = packages.install(site, one.release.required)
     caught.install(site)
     tensors.install()
     kernels.install_extensions()
@@ -121,7 +130,8 @@ def _fake(one: _Run) -> Wrapping:
     sglang_runner._allow_registering_twice()
     wrapping = Wrapping(one.log, one.problems)
     logged = wrapping.logged
-    kernels.install_tilelang(stand_ins.StandInModule("tilelang", packages.NotedStandIn), logged)
+    if "tilelang" in served:
+        kernels.install_tilelang(stand_ins.StandInModule("tilelang", packages.NotedStandIn), logged)
     importlib.import_module("sglang")
     if one.plan.stand_ins:
         stand_ins.flash_attention_3()
@@ -138,7 +148,7 @@ def _fake(one: _Run) -> Wrapping:
 
 
 def _launch_noted(one: _Run) -> Callable[[str], None]:
-    """What remembers that the innermost open call would launch something."""
+    """A function that notes that the innermost open call would launch something."""
 
     def note(operator: str) -> None:
         log = one.log
@@ -150,26 +160,29 @@ def _launch_noted(one: _Run) -> Callable[[str], None]:
     return note
 
 
-def _runner(one: _Run) -> Any:
-    with tempfile.TemporaryDirectory(prefix="model-") as directory:
-        Path(directory, "config.json").write_text(json.dumps(dict(one.plan.config)), encoding="utf-8")
-        for path in one.plan.beside:
-            Path(directory, path.name).write_bytes(path.read_bytes())
-        server = serving.server_arguments(directory, sglang_runner.SERVER, one.plan.server)
-        one.resolved = sglang_runner.resolved(server)
-        graphs = serving.graph_runner()
-        graphs.capture = _in_phase(graphs.capture, one, "capture")
-        return serving.model_runner(server)
+def _batch(one: _Run, folder: Path) -> serving.Batch:
+    (folder / "config.json").write_text(json.dumps(dict(one.plan.config)), encoding="utf-8")
+    for path in one.plan.beside:
+        (folder / path.name).write_bytes(path.read_bytes())
+    server = serving.server_arguments(str(folder), sglang_runner.SERVER, one.plan.server)
+    one.resolved = sglang_runner.resolved(server)
+    graphs = serving.graph_runner()
+    graphs.capture = _in_phase(graphs.capture, one, "capture")
+    if speculation.algorithm(server) is None:
+        return serving.Batch(serving.model_runner(server), one.plan.prompts)
+    batch = speculation.Speculation(server, one.plan.prompts)
+    batch.verifying(lambda function: _in_phase(function, one, "verify"))
+    return batch
 
 
 def _in_phase(function: Callable[..., Any], one: _Run, phase: str) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
-        one.log.phase = phase
+        outer, one.log.phase = one.log.phase, phase
         try:
-            with torch_functions(one.log):
+            with torch_functions(one.log) if outer is None else contextlib.nullcontext():
                 return function(*args, **kwargs)
         finally:
-            one.log.phase = None
+            one.log.phase = outer
 
     return call
 

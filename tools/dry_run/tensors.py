@@ -149,6 +149,9 @@ class DryTensor(torch.Tensor):
         """Its values."""
         return values(self).tolist()
 
+    def record_stream(self, stream: Any) -> None:
+        """No allocator reuses its memory."""
+
     def is_shared(self) -> bool:
         """No process shares it."""
         return False
@@ -224,7 +227,7 @@ def wrap(value: Any) -> Any:
 
 
 def dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """What an operator returns, given tensors of which some may be on the GPU."""
+    """The result of an operator on tensors, some of them possibly on the GPU."""
     schema = func._schema.name
     namespace, _, base = schema.partition("::")
     if namespace not in ("aten", "prim", "prims"):

@@ -1,9 +1,9 @@
 """Which Definitions a model's recorded calls have, and which the dataset lacks.
 
-python -m tools.extract --model-name deepseek_v3
-python -m tools.extract --model-name llama qwen2_moe --execution-modes decode --no-include-quantized
-python -m tools.extract --model-name my-llama --config config.json --tp 1 8      # dry runs, for what no record shows
-python -m tools.extract --record traces/runtime/FILE.json --write                # write the Definitions of new sizes
+- `python -m tools.extract --model-name deepseek_v3`: one model
+- `python -m tools.extract --model-name llama qwen2_moe --execution-modes decode --no-include-quantized`: fewer calls
+- `python -m tools.extract --model-name my-llama --config config.json --tp 1 8`: dry runs, for a model without records
+- `python -m tools.extract --record traces/runtime/FILE.json --write`: write the Definitions of new sizes
 
 The calls are in execution order: those of the default server, then what other servers add. A call is *verified here* (a
 Definition of its sizes has evidence from its kernel), its Definition *exists, not by this kernel*, it has a *new size*

@@ -29,7 +29,7 @@ Found = tuple["State", tuple[str, ...], Sizes, str]
 
 
 class State(enum.Enum):
-    """What the dataset says of a call."""
+    """How the dataset covers a call."""
 
     VERIFIED = "verified here"
     EXISTS = "exists, not by this kernel"
@@ -84,7 +84,7 @@ class Dataset:
         self._found: dict[tuple[object, ...], Found] = {}
 
     def of(self, call: RecordedCall, window: int | None) -> Found:
-        """What the dataset says of a call; `window` is as `matching.computes` takes it."""
+        """How the dataset covers a call; `window` is as `matching.computes` takes it."""
         like = call.library, call.kernel, call.arguments, call.through, window
         if like not in self._found:
             self._found[like] = self._of(call, window)
@@ -104,7 +104,12 @@ class Dataset:
         by_family = {
             name: new_sizes(call, self.naming.families[name], self._families[name], window) for name in families
         }
-        sizes = {name: (family, axes) for family, of_it in by_family.items() for name, axes in of_it.items()}
+        sizes: dict[str, tuple[str, Mapping[str, int]]] = {}
+        first = [*self.naming.families].index
+        for family, of_it in by_family.items():
+            for name, axes in of_it.items():  # two families have one name for a size; it is that of the first
+                if name not in sizes or first(family) < first(sizes[name][0]):
+                    sizes[name] = family, axes
         certain = all(len(of_it) <= 1 for of_it in by_family.values())
         if sizes and certain and not sizes.keys() & self.definitions.keys():
             return State.NEW_SIZE, tuple(sizes), sizes, ""

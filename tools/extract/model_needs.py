@@ -1,37 +1,46 @@
 """models/needs/<model>.json: the Definitions that a model is claimed to need, and the kernels that its code calls.
 
-Which Definitions an op needs, and at which parallel sizes, are claims: they are kept, and tests compare them with the
-constants of the model and with its recorded runs. The kernels, and the ops that no Definition describes, follow from
-the runs of the model or, if there are none, from those of its architecture.
+Which Definitions an op needs, and at which parallel sizes, are claims: they are kept, with what the model's own runs
+call, and tests compare them with the constants of the model. The kernels, and the ops that no Definition describes,
+follow from the newest runs of the model, on a GPU or dry, or, if there are none, from those of its architecture.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from flashinfer_trace import Definition, definitions
-from flashinfer_trace.dataset.coverage import plain_name
+from flashinfer_trace.dataset.coverage import definitions_by_kernel, plain_name
 from flashinfer_trace.dataset.store import DatasetError
 from flashinfer_trace.format.files import Lines, laid_out
 from flashinfer_trace.format.json_source import JsonSourceError, load_object
+from flashinfer_trace.kernels.stacks import TODAY
 from tools.extract.matched import Dataset, State, rows_of
 from tools.runtime_tracing.composed_calls import composed
 from tools.runtime_tracing.model_calls import models_of
-from tools.runtime_tracing.recording import Recording, read_all
-from tools.trace.calls import TORCH, traced
-from tools.trace.records import of_release
+from tools.runtime_tracing.recording import Recording
+from tools.trace.calls import TORCH, keys_of, traced
+from tools.trace.records import committed, of_release
 
 #: What the dataset says of the calls of an op that no Definition describes.
 REASONS = {False: "no family covers it", True: "its Definitions have other sizes or settings"}
 
+#: Fields of a configuration that no parallel size divides.
+WHOLE = (
+    *("hidden_size", "vocab_size", "head_dim", "n_routed_experts", "num_experts", "num_local_experts"),
+    *("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "n_group", "topk_group", "index_topk"),
+    *("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "index_head_dim", "index_n_heads", "linear_key_head_dim"),
+)
+
 
 @dataclass
 class Sizes:
-    """What the models need from one op_type.
+    """The sizes and Definitions that the models need from one op_type.
 
     Attributes:
         tensor: tensor-parallel sizes.
@@ -45,7 +54,7 @@ class Sizes:
 
 
 def documents(root: Path) -> dict[Path, str]:
-    """The file of every model under `models/`; a model that has none is claimed to need what its own runs call.
+    """The file of every model under `models/`: what it is claimed to need, and what its own runs of today call.
 
     Raises:
         DatasetError: a file cannot be read.
@@ -56,22 +65,26 @@ def documents(root: Path) -> dict[Path, str]:
     }
     if not models:
         return {}
-    runs = read_all(root / "traces" / "runtime")
+    runs = committed(root)
     dataset = Dataset(root, list(definitions(root=root)))
+    known = definitions_by_kernel(root, dataset.definitions.values())
     found = {}
     for name in models:
         path = root / "models" / "needs" / f"{name}.json"
         try:
             own = runs_of(name, models, runs)
             own = of_release(own, None) if own else []
-            claimed = load_object(path) if path.exists() else {"ops": _called(name, models, own, dataset), "sizes": []}
+            claimed = load_object(path) if path.exists() else {"ops": [], "sizes": []}
+            called = [
+                run for run in own if name in models_of(run, models) and _versions([run])["sglang"] == TODAY["sglang"]
+            ]
             document = {
                 "$schema": "../../schema/model_needs.schema.json",
                 "model": name,
-                "ops": claimed["ops"],
-                "sizes": claimed["sizes"],
+                "ops": _ops(claimed["ops"], called, dataset),
+                "sizes": _sizes(claimed["sizes"], called, models[name]["config"], dataset),
                 "unsupported": _unsupported(own, dataset),
-                "kernels": _kernels(own),
+                "kernels": _kernels(own, known),
                 "kernel_sources": _versions(own),
             }
         except (JsonSourceError, KeyError, TypeError, AttributeError) as error:
@@ -120,20 +133,44 @@ def parallel_sizes(needs: Iterable[Mapping[str, Any]]) -> dict[str, Sizes]:
     return found
 
 
-def _called(
-    name: str, models: Mapping[str, Mapping[str, Any]], runs: Iterable[Recording], dataset: Dataset
-) -> list[dict[str, Any]]:
-    """Ops of a model, each with the Definitions that its runs call: those of calls that a single one describes."""
-    own = [run for run in runs if name in models_of(run, models)]
+def _ops(claimed: Iterable[Mapping[str, Any]], runs: Sequence[Recording], dataset: Dataset) -> list[dict[str, Any]]:
+    """The claimed ops, and those of runs, each with the Definitions that its calls have: of each, a single one."""
     ops: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
-    for row in rows_of(own, dataset, ("prefill", "decode")):
-        if row.state in (State.VERIFIED, State.EXISTS) and len(row.definitions) == 1:
-            definition = dataset.definitions[row.definitions[0]]
-            ops[row.op][definition.op_type].add(definition.name)
+    for op in claimed:
+        for op_type, names in op["definitions"].items():
+            ops[op["name"]][op_type].update(names)
+    for op_name, definition in (pair for run in runs for pair in _called(run, dataset)):
+        ops[op_name][definition.op_type].add(definition.name)
     return [
         {"name": op, "definitions": {op_type: sorted(names) for op_type, names in sorted(found.items())}}
         for op, found in sorted(ops.items())
     ]
+
+
+def _sizes(
+    claimed: Iterable[Mapping[str, Any]], runs: Sequence[Recording], config: Mapping[str, Any], dataset: Dataset
+) -> list[dict[str, Any]]:
+    """The claimed parallel sizes, and those of runs: of the Definitions that are not the same at every size."""
+    sizes: dict[str, set[str]] = defaultdict(set)
+    for size in claimed:
+        sizes[size["tag"]].update(size["definitions"])
+    whole = {value for field in WHOLE if isinstance(value := config.get(field), int)} | {1}
+    whole |= {size + 1 for size in whole} | {64, 128}  # with a shared expert; sizes of pages and groups
+    for run in runs:
+        for key, namespace in (("tp_size", "tp"), ("ep_size", "ep")):
+            number = int(run.document["server"].get(key, 1))
+            divided = {one.name for _, one in _called(run, dataset) if not whole.issuperset(one.const_axes.values())}
+            if number > 1 or namespace == "tp":
+                sizes[f"{namespace}:{number}"].update(divided)
+    order = sorted(sizes, key=lambda tag: (tag[0] != "t", int(tag.partition(":")[2])))
+    return [{"tag": tag, "definitions": sorted(sizes[tag])} for tag in order if sizes[tag]]
+
+
+def _called(run: Recording, dataset: Dataset) -> Iterator[tuple[str, Definition]]:
+    """Op and Definition of each call of a run that a single Definition describes."""
+    for row in rows_of([run], dataset, ("prefill", "decode")):
+        if row.state in (State.VERIFIED, State.EXISTS) and len(row.definitions) == 1:
+            yield row.op, dataset.definitions[row.definitions[0]]
 
 
 def _unsupported(runs: Iterable[Recording], dataset: Dataset) -> list[dict[str, str]]:
@@ -161,13 +198,16 @@ def _unsupported(runs: Iterable[Recording], dataset: Dataset) -> list[dict[str, 
     ]
 
 
-def _kernels(runs: Iterable[Recording]) -> list[dict[str, Any]]:
-    """All kernels that the runs call, each with its ops."""
+def _kernels(runs: Iterable[Recording], known: Container[str]) -> list[dict[str, Any]]:
+    """All kernels that the runs call, each with its ops: by the name under which Definitions have it, if one has it."""
     ops: dict[str, set[str]] = defaultdict(set)
     for run in runs:
         for call in traced(run):
             if call.kernel.source != TORCH:
-                ops[f"{call.kernel.source}:{call.kernel.name}"].add(call.op)
+                own = f"{call.kernel.source}:{call.kernel.name}"
+                keys = keys_of({**dataclasses.asdict(call.kernel), "through": call.recorded.through})
+                known_as = own if keys[0] in known else next((key for key in keys if key in known), own)
+                ops[known_as].add(call.op)
     return [{"kernel": kernel, "ops": sorted(names)} for kernel, names in sorted(ops.items())]
 
 

@@ -14,6 +14,7 @@ from flashinfer_trace.format.naming import NamePattern, NamingError, derive_name
 from tools.runtime_tracing.attention_calls import read_inputs, settings_of_attention
 from tools.runtime_tracing.matching import Shape, computes, is_sized, numbers, settings, tensors
 from tools.runtime_tracing.recording import RecordedCall
+from tools.runtime_tracing.recurrent_calls import sizes_of
 
 #: The most axes of a family that no tensor of a call has: each is looked for among the numbers of the call.
 MOST_UNKNOWN = 2
@@ -65,7 +66,7 @@ def _fit(call: RecordedCall, definition: Definition) -> int:
             fit += 1 if _same(one.shape, named[name], const) else -1
     given = tensors(call.arguments)
     for one in definition.outputs.values():
-        fit += any(_same(one.shape or (), shape, const) for _, shape in given)
+        fit += any(dtype == one.dtype and _same(one.shape or (), shape, const) for dtype, shape in given)
     return fit
 
 
@@ -77,7 +78,7 @@ def _same(axes: Sequence[str], shape: Shape, const: Mapping[str, int]) -> bool:
 
 
 def _fixed(definition: Definition) -> tuple[str, ...]:
-    """The constants of a reference that are no sizes."""
+    """The constants of a reference that are not sizes."""
     lines = (line for line in definition.reference.splitlines() if line[:1].isupper() and " = " in line)
     return tuple(line for line in lines if not line.rpartition(" = ")[2].strip().isdigit())
 
@@ -90,6 +91,9 @@ def _with_axes(template: Definition, name: str, values: Mapping[str, int]) -> De
 def _candidates(call: RecordedCall, template: Definition, window: int | None) -> Iterator[dict[str, int]]:
     """Const axes that fit the tensors, settings and constraints; whether the call computes them is not checked."""
     names = list(template.const_axes)
+    if (named_sizes := sizes_of(call, template)) is not None:
+        yield from [{name: named_sizes[name] for name in names}] if named_sizes else []
+        return
     given = tensors(call.arguments)
     inputs = [one for one in read_inputs(call, template.inputs) if is_sized(one, template.const_axes, given)]
     inputs.sort(key=lambda one: one.dtype == "float32")
@@ -102,7 +106,9 @@ def _candidates(call: RecordedCall, template: Definition, window: int | None) ->
         known = {name: value for name, value in bound.items() if name in names}
         if (key := tuple(sorted(known.items()))) not in seen:
             seen.add(key)
-            yield from _completed(known, names, template.constraints, numbers(call.arguments))
+            # A group's size may be no number of the call: that of the family's other Definitions is tried too.
+            among = numbers(call.arguments) | set(template.const_axes.values())
+            yield from _completed(known, names, template.constraints, among)
 
 
 def _completed(

@@ -25,7 +25,7 @@ CONTRACT = ("op_type", "axes", "constraints", "inputs", "outputs", "reference")
 
 @dataclass(frozen=True)
 class Planned:
-    """What is done about a Definition.
+    """The planned file of a Definition.
 
     Attributes:
         name: its name.

@@ -1,4 +1,4 @@
-"""What became of the kernels of one stack in another one."""
+"""Finds out what became of the kernels of one stack in another one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIMILAR = 0.5
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one kernel path.
+    """The fate of one kernel path.
 
     Attributes:
         state: one of `STATES`.
@@ -48,7 +48,7 @@ def compare(old: Stack, new: Stack, paths: list[str]) -> list[Outcome]:
 def _outcome(
     path: str, before: Site | None, now: Site | None, elsewhere: Mapping[str, list[Site]], fresh: set[str]
 ) -> Outcome:
-    """`fresh`: names that no function of the base stack has; with a kernel's very parameters, one is its new name."""
+    """`fresh`: names that no function of the base stack has; one with exactly a kernel's parameters is its new name."""
     if before is None:
         return Outcome(path, OTHER, changes=("not in the base stack",))
     if now is not None:

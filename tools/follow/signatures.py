@@ -26,7 +26,7 @@ class Site:
 
 
 def site_of(stack: Stack, path: str) -> Site | None:
-    """What a path names in a stack; None if it names nothing there."""
+    """The object that a path names in a stack; None if it names nothing there."""
     if path.startswith(OPS):
         calls = _calls(stack, path)
         return Site(path, calls) if calls is not None else None
@@ -88,7 +88,7 @@ def python_files(directory: Path, pattern: re.Pattern[str]) -> Iterator[Path]:
 
 
 def changes(old: Signature, new: Signature) -> list[str]:
-    """What changed in the parameters; methods that were added are no change."""
+    """The changes of the parameters; added methods do not count."""
     methods = {name for name in new if name.endswith(".")} - set(old)
     kept = {name: text for name, text in new.items() if f"{name.partition('.')[0]}." not in methods}
     found = [f"without {name}" for name in old if name not in kept]

@@ -21,11 +21,11 @@ _VALUE = re.compile(r'(?<=: )("(?:[^"\\]|\\.)*"|-?\d[\d.e+-]*|true|false|null)')
 
 
 def hostile_json(source: random.Random, content: bytes) -> tuple[str, bytes]:
-    """What was done, and a variant of JSON or JSON lines, mostly still JSON, with one to three wrong values."""
+    """The change made, and a variant of JSON or JSON lines, mostly still JSON, with one to three wrong values."""
     if source.random() < 0.3:
         return hostile_bytes(source, content)
     lines = content.split(b"\n")
-    is_lines = lines[0].endswith(b"}")
+    is_lines = lines[0].endswith((b"}", b"]"))
     data = [json.loads(line) for line in lines if line] if is_lines else json.loads(content)
     done = []
     for _ in range(source.choice((1, 1, 2, 3))):
@@ -163,7 +163,7 @@ TEXT_CHANGES: Sequence[Callable[[random.Random, str], str]] = (
 
 
 def hostile_bytes(source: random.Random, content: bytes) -> tuple[str, bytes]:
-    """What was done, and a file that is cut, torn, blown up or not even text."""
+    """The change made, and a file that is cut, torn, blown up or not even text."""
     kind = source.choice(("cut", "flipped", "inserted", "left out", "repeated", "token", "large", "none"))
     place = source.randrange(len(content) + 1)
     if kind == "cut":
@@ -189,7 +189,7 @@ def hostile_bytes(source: random.Random, content: bytes) -> tuple[str, bytes]:
 
 
 def hostile_python(source: random.Random, content: bytes) -> tuple[str, bytes]:
-    """What was done, and a variant of a Python source with odd lines."""
+    """The change made, and a variant of a Python source with odd lines."""
     if source.random() < 0.2:
         return hostile_bytes(source, content)
     lines = content.decode("utf-8", "replace").split("\n")
@@ -220,7 +220,7 @@ def hostile_python(source: random.Random, content: bytes) -> tuple[str, bytes]:
 
 
 def sealed(content: bytes) -> bytes:
-    """A JSON file whose digests of itself, and of its profiles, are right; what is no JSON stays as it is."""
+    """A JSON file whose digests of itself, and of its profiles, are right; other content stays as it is."""
     try:
         data = json.loads(content)
         for profile in data.get("profiles", {}).values():

@@ -1,7 +1,7 @@
 """Makes one hostile file, gives it to the commands of its kind (`sandbox.KINDS`), and says what went wrong: nothing
 should.
 
-A case is a group, a seed and a number: these alone decide what it is, so that one line repeats it.
+A case is a group, a seed and a number: these alone determine its content, so one line repeats it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Case:
 
 @dataclass
 class Outcome:
-    """What happened to one hostile file.
+    """The outcome of one hostile file.
 
     Attributes:
         kind: of the file.

@@ -14,6 +14,7 @@ from typing import Any
 
 from flashinfer_trace import Definition, find_root, load
 from flashinfer_trace.dataset.digests import lengths_sha256
+from flashinfer_trace.dataset.evidence_run import fields_of
 from flashinfer_trace.dataset.model_claims import recorded_path
 from flashinfer_trace.dataset.store import ROOT_VARIABLE
 from flashinfer_trace.format.files import write_json
@@ -181,7 +182,7 @@ def build(root: Path, source: Path) -> None:
         evidence = f"evidence/{path.parent.name}/{name}.jsonl"
         copy(source, root, evidence)
         for line in (source / evidence).read_text(encoding="utf-8").splitlines():
-            copy(source, root, f"evidence/runs/{json.loads(line)['run']}.json")
+            copy(source, root, f"evidence/runs/{fields_of(json.loads(line))['run']}.json")
     for name in files_of_models(root):
         copy(source, root, name)
     make_claims(root)
@@ -202,7 +203,7 @@ def build(root: Path, source: Path) -> None:
 
 
 def files_of_models(root: Path) -> list[str]:
-    """What of models/ the Definitions in the dataset at `root` need to be valid, relative to it."""
+    """The files in models/ that the Definitions in the dataset at `root` need to be valid, relative to it."""
     tagged = {model for name in DEFINITIONS for model in load(name, root).tag_values("model")}
     return [f"{folder}/{model}.json" for folder in ("models", "models/needs") for model in sorted({MODEL, *tagged})]
 

@@ -26,7 +26,7 @@ Judging = Callable[[Sequence[tuple[str, str, str]]], Iterator[tuple[int, Any]]]
 
 @dataclass
 class Campaign:
-    """What a run found.
+    """The results of a run.
 
     Attributes:
         summaries: by family (see `summary.family_summary`).

@@ -20,8 +20,8 @@ def judge_on_cluster(tasks: Sequence[tuple[str, str, str]], *, address: str) -> 
     """As `runner.judge_all`, family by family as they come.
 
     Raises:
-        ClickException: there is no such cluster, or the worker of a family was lost again and again. What came before
-            is kept.
+        ClickException: the cluster does not exist, or the worker of a family was lost repeatedly. Earlier verdicts
+            are kept.
     """
     numbers = [list(own) for _, own in groupby(range(len(tasks)), key=lambda number: tasks[number][0])]
     for part, answer in run_everywhere(address, judge_here, [[tasks[number] for number in own] for own in numbers]):

@@ -78,8 +78,8 @@ class Location:
 
 def size_between(definition: Definition, family: Family) -> int:
     """Half the largest const axis, if that is more than any size of the small twin; otherwise 0."""
-    half = max(definition.const_axes.values()) // 2
-    return half if half > 2 * max(family.twin.values()) else 0
+    half = max(definition.const_axes.values(), default=0) // 2
+    return half if half > 2 * max(family.twin.values(), default=0) else 0
 
 
 def mutants(definition: Definition, family: Family) -> list[Mutant]:
@@ -153,7 +153,7 @@ class Text:
 
 
 def indented(statement: ast.stmt) -> str:
-    """A statement of a function's body. `ast.unparse` writes strings on one line, so that no line is part of one."""
+    """A statement of a function's body. `ast.unparse` writes strings on one line, so no line starts inside one."""
     return textwrap.indent(ast.unparse(statement), "    ")
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Place:
-    """What an operator may know about where a node stands.
+    """The facts about a node's place that an operator can use.
 
     Attributes:
         parent: the node that holds it.
@@ -77,7 +77,7 @@ def sign(node: ast.AST, place: Place) -> Iterator[ast.AST]:
 
 
 def comparison(node: ast.AST, place: Place) -> Iterator[ast.AST]:
-    """a < b -> a <= b, a >= b, a == b; a == b -> a != b; `is` -> `is not`."""
+    """`a < b` -> `a <= b`, `a >= b`, `a == b`; `a == b` -> `a != b`; `is` -> `is not`."""
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
         for other in COMPARISONS.get(type(node.ops[0]), ()):
             yield ast.Compare(node.left, [other()], node.comparators)

@@ -64,7 +64,7 @@ def _loaded(path: Path, fix: str) -> dict[str, Any]:
 
 
 def _misfit(value: Any, fields: Mapping[str, type]) -> str | None:
-    """What is wrong with an object that must have these fields; None if nothing is."""
+    """The error in an object that must have these fields; None if it is right."""
     if not isinstance(value, dict):
         return f"must be an object with {', '.join(fields)}"
     wrong = next((name for name, kind in fields.items() if type(value.get(name)) is not kind), None)

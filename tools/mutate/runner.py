@@ -38,7 +38,7 @@ class Limits:
 class Store:
     """Verdicts of one family by source of the mutant, in a file that only grows; a torn last line is dropped.
 
-    The file's name holds the digest of all that verdicts depend on but the mutants, so that a change starts a new one.
+    The file's name holds the digest of all that verdicts depend on but the mutants, so a change starts a new file.
     """
 
     def __init__(self, directory: Path, family: str, digest: str) -> None:

@@ -26,7 +26,7 @@ class Stopwatch:
         self._clock, self._processors = time.monotonic(), _processor_seconds()
 
     def figures(self, processes: int, mutants: int) -> dict[str, Any]:
-        """What was spent so far, with the processes that have ended.
+        """The time spent so far, including processes that have ended.
 
         Args:
             processes: how many judged at once.

@@ -1,7 +1,7 @@
-"""Mutation operators on values: mistakes that keep every shape and dtype, so that only a comparison can find them.
+"""Mutation operators on values: mistakes that keep every shape and dtype; only a comparison can find them.
 
-Factors that are off by 2^-6, an intermediate result rounded to float8, rows or columns in another order, a last row
-or column that nobody wrote, a mask that is shifted by one, the other one of two choices, a wrong name.
+Factors are off by 2^-6, and intermediate results are rounded to float8. Rows or columns are in another order, or the
+last one is not written. Masks are shifted by one, the other one of two choices is made, or a name is wrong.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def other_choice(node: ast.AST, place: Place) -> Iterator[ast.AST]:
 
 
 def boundary(node: ast.AST, place: Place) -> Iterator[ast.AST]:
-    """a < b -> a < b + 1, a < b - 1: a mask that reaches one too far, or not far enough."""
+    """`a < b` -> `a < b + 1`, `a < b - 1`: a mask that reaches one too far, or not far enough."""
     if (
         isinstance(node, ast.Compare)
         and len(node.ops) == 1

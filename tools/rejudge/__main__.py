@@ -40,10 +40,10 @@ class RejudgeError(RuntimeError):
 
 
 def transcripts(base: str, root: Path, families: Sequence[str]) -> tuple[Transcript, Transcript]:
-    """What the code of a revision says, and what that of the checkout at `root` says, at the same time.
+    """The transcripts of a revision's code and of the checkout at `root`, made at the same time.
 
     Raises:
-        RejudgeError: there is no such revision, or its code cannot run the transcript.
+        RejudgeError: the revision does not exist, or its code cannot run the transcript.
     """
     with tempfile.TemporaryDirectory() as temporary:
         tree = Path(temporary) / "base"

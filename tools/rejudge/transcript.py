@@ -1,6 +1,6 @@
 """What the code of one checkout says of references, kernels, mutants and faulty kernels: every verdict, every figure.
 
-`__main__` calls `main` of this file by its path, so that it judges with the package of any checkout on PYTHONPATH. It
+`__main__` calls `main` of this file by its path, to judge with the package of any checkout on PYTHONPATH. This file
 imports nothing of tools/, which that checkout may lack.
 """
 
@@ -28,7 +28,7 @@ from flashinfer_trace.harness.job import Job
 from flashinfer_trace.harness.plans import input_bytes
 from flashinfer_trace.harness.power import faults_of, stand_in
 
-#: Cases of each family beside the corners, and how many of all are also judged with faults and mutants.
+#: Cases of each family in addition to the corners, and how many of all are also judged with faults and mutants.
 CASES, SPOILED = 6, 8
 
 

@@ -164,8 +164,8 @@ def composed(calls: Iterable[RecordedCall], patterns: Sequence[Pattern] = PATTER
 def sum_of_experts(call: RecordedCall) -> RecordedCall | None:
     """The sum over the experts of each token, if it is all that SGLang's operator launches itself; None otherwise.
 
-    What it calls besides, such as the products, is recorded by itself. It compiles the sum with PyTorch, from which
-    nothing is logged: a sum of bfloat16 rows, and perhaps the product with a factor.
+    Its other calls, such as the products, are recorded by themselves. It compiles the sum with PyTorch, which logs
+    nothing: a sum of bfloat16 rows, and perhaps the product with a factor.
     """
     given = dict(_ARGUMENT.findall(call.arguments))
     kernels = {launch.cuda_kernel for launch in call.launches}

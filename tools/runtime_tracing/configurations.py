@@ -1,6 +1,6 @@
-"""The configurations that are run, dry or on a GPU: ``configurations.json``.
+"""The configurations that are run, dry or on a GPU: ``configurations.json``, and for today ``dry_run/set.json``.
 
-It lists models with few layers and, for each configuration, the settings of the server.
+They list models with few layers and, for each configuration, the settings of the server.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from flashinfer_trace.format import json_source
 
 #: The list of this checkout.
 PATH = Path(__file__).with_name("configurations.json")
+#: Models and configurations of today's release that it lacks: ``set`` names what is run dry, ``gpu`` what is recorded.
+SET = Path(__file__).parents[1] / "dry_run" / "set.json"
 MODELS = Path(__file__).resolve().parents[2] / "models"
 #: Lengths of the prompts of one batch, unless a configuration has its own.
 PROMPTS = (700, 512, 300, 256, 129, 64, 17, 1)
@@ -104,11 +106,29 @@ def configurations(path: Path = PATH) -> dict[str, Configuration]:
     return _loaded(path)[1]
 
 
+def listed(name: str) -> Configuration:
+    """A configuration of either list.
+
+    Raises:
+        ConfigurationError: neither has one of this name, or a list is malformed.
+    """
+    known = configurations() | configurations(SET)
+    if name not in known:
+        raise ConfigurationError(f"no configuration {name!r}; there are {', '.join(known)}")
+    return known[name]
+
+
+def named(key: str) -> list[str]:
+    """The names of a list of `SET`: "set", or "gpu"."""
+    found: list[str] = json_source.load_object(SET)[key]
+    return found
+
+
 def made(model: str, settings: Mapping[str, Any], path: Path = PATH) -> Configuration:
     """A configuration that no list has: a model of the list with server arguments.
 
     Raises:
-        ConfigurationError: there is no such model, or its experts cannot be divided over `ep_size` ranks.
+        ConfigurationError: the model is unknown, or its experts cannot be divided over `ep_size` ranks.
     """
     known = models(path)
     if model not in known:
@@ -160,7 +180,8 @@ def _choices(number: int) -> str:
 def _loaded(path: Path) -> tuple[dict[str, Model], dict[str, Configuration]]:
     try:
         document = json_source.load_object(path)
-        known = {name: _model(name, data) for name, data in document["models"].items()}
+        known = dict(models(PATH)) if path == SET else {}
+        known |= {name: _model(name, data) for name, data in document["models"].items()}
         runs = {name: _configuration(name, data, known) for name, data in document["configurations"].items()}
     except (json_source.JsonSourceError, KeyError, TypeError, AttributeError) as error:
         raise ConfigurationError(f"{path}: malformed ({error!r}); compare it with a neighboring entry") from None

@@ -1,6 +1,6 @@
 """What a recorded run says twice: settings, versions, counts and times must agree with each other and with the list.
 
-A recording is measured, so that nobody can compute it again. Its digest (`recording.read`) shows that it was edited;
+A recording is measured, so it cannot be computed again. Its digest (`recording.read`) shows that it was edited;
 these rules refuse one whose digest was written again.
 """
 
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace.format import json_source
-from flashinfer_trace.kernels.stacks import BEFORE
-from tools.runtime_tracing.configurations import configurations
+from flashinfer_trace.kernels.stacks import BEFORE, TODAY
+from tools.runtime_tracing.configurations import SET, configurations
 from tools.runtime_tracing.recording import RecordedCall, RecordedLaunch, Recording, RecordingError, read_all
 
 #: Microseconds that no launch on a GPU is shorter than; the shortest one recorded takes 0.6.
@@ -21,10 +21,10 @@ SHORTEST = 0.2
 #: How many times as long as in one layer a launch of the same sizes takes in another, at most; recorded: up to 1.7.
 VARIATION = 5.0
 #: Library of a call -> how the paths of its functions begin. Triton kernels and functions of torch have any path.
-PATHS = {
+PATHS: Mapping[str, str | tuple[str, ...]] = {
     "deep_gemm": "deep_gemm.",
     "flashinfer": "flashinfer.",
-    "jit": "sglang.jit_kernel.",
+    "jit": ("sglang.jit_kernel.", "sglang.kernels."),
     "sgl_kernel": "sgl_kernel.",
     "torch.ops": "torch.ops.",
 }
@@ -63,7 +63,8 @@ def contradictions(run: Recording, root: Path) -> Iterator[str]:
 
 def _settings(run: Recording) -> Iterator[str]:
     document = run.document
-    if (listed := configurations().get(run.name)) is not None:
+    known = configurations() | (configurations(SET) if _of_today(document["versions"]) else {})
+    if (listed := known.get(run.name)) is not None:
         expected = {
             "model": listed.model.name,
             "model_config": dict(listed.model.config),
@@ -81,8 +82,12 @@ def _settings(run: Recording) -> Iterator[str]:
             yield f"resolved.{name}: {resolved!r}, but server has {value!r}"
 
 
+def _of_today(versions: Mapping[str, str]) -> bool:
+    return versions.get("sglang") == TODAY["sglang"]
+
+
 def _versions(versions: Mapping[str, str], root: Path) -> Iterator[str]:
-    for name, pinned in BEFORE.items():
+    for name, pinned in (TODAY if _of_today(versions) else BEFORE).items():
         if versions.get(name, pinned) != pinned:
             yield f"versions.{name}: {versions[name]}, but the recorded runs are of {pinned}"
     gpus: dict[str, Any] = json_source.load_object(root / "schema" / "gpus.json")["gpus"]
@@ -91,7 +96,7 @@ def _versions(versions: Mapping[str, str], root: Path) -> Iterator[str]:
 
 
 def _call(call: RecordedCall) -> Iterator[str]:
-    """What the figures of one call contradict. Launches that no call was seen to make have no kernel."""
+    """The contradictions in the figures of one call. Launches that no call was seen to make have no kernel."""
     if not call.kernel.startswith(PATHS.get(call.library, "")):
         yield f"{call.kernel} is no function of {call.library}"
     by_name: dict[str, list[RecordedLaunch]] = defaultdict(list)

@@ -24,17 +24,19 @@ GRACE = 3.0
 
 @dataclass
 class Machine:
-    """What the runs share.
+    """The resources that the runs share.
 
     Attributes:
         jobs: most configurations at a time.
         memory_gib: GPU memory that may be in use.
         budget_s: seconds for everything.
+        devices: GPUs that the configurations for one GPU are spread over.
     """
 
     jobs: int
     memory_gib: int
     budget_s: float
+    devices: int = 1
 
 
 @dataclass
@@ -43,6 +45,7 @@ class _Running:
     process: subprocess.Popen[bytes]
     began: float
     deadline: float
+    device: int
 
 
 def drive(chosen: Sequence[Configuration], out: Path, machine: Machine, command: Sequence[str]) -> list[str]:
@@ -68,7 +71,9 @@ def drive(chosen: Sequence[Configuration], out: Path, machine: Machine, command:
             time.sleep(0.2)
             continue
         waiting.remove(following)
-        running.append(_start(following, out, end, command))
+        busy = [one.device for one in running]
+        device = min(range(machine.devices), key=busy.count)
+        running.append(_start(following, out, end, command, device if machine.devices > 1 else None))
     (out / "summary.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return lines
 
@@ -79,21 +84,22 @@ def _fits(configuration: Configuration, running: Sequence[_Running], machine: Ma
     return len(running) < machine.jobs and free
 
 
-def _start(configuration: Configuration, out: Path, end: float, command: Sequence[str]) -> _Running:
+def _start(configuration: Configuration, out: Path, end: float, command: Sequence[str], device: int | None) -> _Running:
     log = (out / f"{configuration.name}.log").open("wb")
     path = out / f"{configuration.name}.json"
     path.unlink(missing_ok=True)
-    # A session of its own, so that every process that it starts can be ended with it.
+    chosen = {} if device is None else {"CUDA_VISIBLE_DEVICES": str(device)}
+    # A session of its own, to end every process that it starts with it.
     process = subprocess.Popen(
         [*command, configuration.name, "--out", str(path)],
         stdout=log,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, "PYTHONUNBUFFERED": "1", **chosen},
     )
     log.close()
     now = time.monotonic()
-    return _Running(configuration, process, now, min(now + configuration.limit_s, end))
+    return _Running(configuration, process, now, min(now + configuration.limit_s, end), device or 0)
 
 
 def _ended(one: _Running, out: Path) -> str:

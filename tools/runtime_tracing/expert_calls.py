@@ -1,4 +1,4 @@
-"""What recorded arguments of triton_kernels' products of experts say, apart from sizes."""
+"""Reads recorded arguments of triton_kernels' products of experts, apart from sizes."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from tools.runtime_tracing.attention_calls import SETTING_AXES, merges_parts, re
 from tools.runtime_tracing.composed_calls import COMPOSED, same_inputs
 from tools.runtime_tracing.expert_calls import same_experts, sums_rows
 from tools.runtime_tracing.recording import PREPARING, RecordedCall
+from tools.runtime_tracing.recurrent_calls import has_settings, sizes_of
 
 #: PyTorch functions that compute a plain matrix product, for which evidence names ``torch.matmul``.
 PRODUCTS = {"torch.matmul", "torch.mm", "torch.nn.functional.linear"}
@@ -31,6 +32,7 @@ _INTEGER = re.compile(r": (\d+)(?=, |$)")
 _EXPERTS = re.compile(r"(?<=num_experts): (\d+)")
 #: Some kernels can also write what they compute to a cache.
 _CACHES = re.compile(r"\bv_cache: ")
+_ROPE = re.compile(r"sgl_kernel_jit_fused_rope_(true|false)_")
 _EPS = re.compile(r"^EPS = (\S+)$", re.MULTILINE)
 #: Compiled functions have no names of parameters: among their numbers only an epsilon has a negative exponent.
 _UNNAMED_EPS = re.compile(r"\b\d+: ([\d.]+e-\d+)(?=, |$)")
@@ -46,6 +48,8 @@ NAMED = {
     "_neox_style_": ("is_neox", "True"),
     "_gptj_style_": ("is_neox", "False"),
 }
+#: Parts of the names of Definitions -> a setting that a call must state. Triton compiles a router for its scores.
+STATED = {"_sqrtsoftplus_": "scoring_func"}
 
 Shape = tuple[int, ...]
 #: Library and last part of a dotted path: function, or class. The whole path, of a function that calls several kernels.
@@ -53,7 +57,7 @@ Key = tuple[str, str]
 
 
 class Standing(enum.Enum):
-    """What the dataset says about a recorded call."""
+    """How the dataset covers a recorded call."""
 
     VERIFIED = "a Definition of these sizes has evidence from this kernel"
     OTHER_SIZES = "only Definitions of other sizes or settings have evidence from this kernel"
@@ -78,7 +82,7 @@ class Evidence:
         self._found: dict[tuple[object, ...], tuple[Standing, tuple[str, ...]]] = {}
 
     def of(self, call: RecordedCall, window: int | None = None) -> tuple[Standing, tuple[str, ...]]:
-        """What the dataset says of a call, and the names of the Definitions that it computes.
+        """How the dataset covers a call, and the names of the Definitions that it computes.
 
         `window` is the number of keys that a query of the model sees in layers with a window, if it has any.
         """
@@ -108,7 +112,7 @@ def computes(call: RecordedCall, definition: Definition, window: int | None = No
         return False
     if call.kernel.endswith(".moe_align_block_size"):
         arguments = _EXPERTS.sub(lambda count: f": {int(count[1]) - 1}", arguments)
-    chosen = settings(arguments)
+    chosen = {**settings(arguments), **_compiled_settings(call.through)}
     eps, unnamed = _eps_of(definition.reference), _UNNAMED_EPS.search(arguments)
     given_eps = chosen.get("eps", unnamed[1] if unnamed else None)
     if eps is not None and given_eps and float(given_eps) != eps:
@@ -117,12 +121,19 @@ def computes(call: RecordedCall, definition: Definition, window: int | None = No
         return False
     if chosen.get("causal") == "False" and "causal" in definition.tags:
         return False
+    routes = call.kernel.endswith(".moe_fused_gate") and "HAS_BIAS" in chosen
+    if routes and (chosen["HAS_BIAS"] == "True") != ("routing_bias" in definition.inputs):
+        return False
+    if any(part in definition.name and name not in chosen for part, name in STATED.items()):
+        return False
     described = {**DESCRIBED, **dict(setting for part, setting in NAMED.items() if part in definition.name)}
     if any(chosen.get(name, value) != value for name, value in described.items()):
         return False
     if "out_dtype" in chosen and chosen["out_dtype"] not in {one.dtype for one in definition.outputs.values()}:
         return False
     const = definition.const_axes
+    if (given_sizes := sizes_of(call, definition)) is not None:
+        return has_settings(chosen, definition) and {axis: given_sizes.get(axis) for axis in const} == dict(const)
     if any(chosen[name].isdigit() and int(chosen[name]) != const[name] for name in const.keys() & chosen.keys()):
         return False
     if not _same_codes(call, definition) or not _same_tables(call, definition):
@@ -156,6 +167,12 @@ def _eps_of(reference: str) -> float | None:
 def settings(arguments: str) -> Mapping[str, str]:
     """Names and plain values among recorded arguments."""
     return dict(_SETTING.findall(arguments))
+
+
+def _compiled_settings(through: Iterable[str]) -> dict[str, str]:
+    """The settings that the name of a module has that was compiled for them: which features of a head are a pair."""
+    found = (_ROPE.match(path) for path in through)
+    return next(({"is_neox": one[1].capitalize()} for one in found if one), {})
 
 
 @functools.cache
@@ -196,6 +213,8 @@ def _same_tables(call: RecordedCall, definition: Definition) -> bool:
     """Whether tables of integers that a call names as a Definition does, such as topk_ids, have its constant sizes."""
     const = definition.const_axes
     for name, sizes in _tables(call.arguments):
+        if name == "out_indices_ptr" and const.get("top_k", sizes[-1]) != sizes[-1]:
+            return False
         axes = (definition.inputs[name].shape if name in definition.inputs else None) or ()
         if len(axes) == len(sizes) and any(const.get(a, size) != size for a, size in zip(axes, sizes, strict=True)):
             return False
@@ -306,9 +325,11 @@ def _keys(call: RecordedCall) -> list[Key]:
     return [
         (parts[0], part)
         for parts in map(_parts, (launched_by().get(call.kernel, call.kernel), *call.through))
-        for part in parts[-2:]
+        for part in (*(name for name in parts[-2:-1] if name.lstrip("_")[:1].isupper()), parts[-1])
     ]
 
 
 def _parts(path: str) -> list[str]:
-    return path.removeprefix("torch.ops.").split(".")
+    """The names in a dotted path. A module that SGLang compiles for its arguments stands for SGLang."""
+    first, *rest = path.removeprefix("torch.ops.").split(".")
+    return ["sglang" if first.startswith("sgl_kernel_jit_") else first, *rest]

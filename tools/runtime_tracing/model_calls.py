@@ -1,7 +1,7 @@
-"""models/recorded/: the recorded runs of each model that call a Definition, from which model: tags follow.
+"""models/recorded/: the recorded runs of each model that call a Definition. Its `model:` tags follow from them.
 
-A run has few layers and the real sizes of its model, or of one rank of it. What it calls counts whether or not the
-Definition has evidence: the kernels of a Definition are those of its family's record.
+A run has few layers and the real sizes of its model, or of one rank of it. Its calls count even if the
+Definition lacks evidence. The kernels of a Definition are those of its family's record.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ from tools.runtime_tracing.recording import RecordedCall, Recording
 
 #: Constants of a model in which its runs may differ: which layers there are, and the class that runs it. The format of
 #: the weights is compared apart.
-OTHERWISE = {"architectures", "first_k_dense_replace", "layer_types", "quantization_config"}
+OTHERWISE = {
+    *("architectures", "first_k_dense_replace", "layer_types", "quantization_config"),
+    *("compress_ratios", "hybrid_override_pattern", "linear_attn_config", "moe_layer_freq"),
+    "sparse_attention_config",
+}
 
 
 def documents(root: Path, runs: Iterable[Recording], dataset: Iterable[Definition]) -> dict[Path, str]:
@@ -65,7 +69,8 @@ def models_of(run: Recording, models: Mapping[str, Mapping[str, Any]]) -> tuple[
         run: the recorded run.
         models: model -> its file.
     """
-    config = run.document["model_config"]
+    whole = run.document["model_config"]
+    config = {**whole, **whole.get("text_config", {})}
     for name, model in models.items():
         if plain_name(name) == plain_name(run.document["model"]):
             own = model["config"]

@@ -90,7 +90,7 @@ def dump_stacks_when_terminated() -> None:
 
 @contextmanager
 def _other_ranks(configuration: Configuration | None, path: Path, port: int) -> Iterator[None]:
-    """The processes of ranks 1 and up, ended with this one; none if there is no configuration."""
+    """The processes of ranks 1 and up, ended with this one; none without a configuration."""
     started: list[subprocess.Popen[bytes]] = []
     if configuration is not None:
         for rank in range(1, configuration.gpus):

@@ -18,8 +18,8 @@ from tools.runtime_tracing.timeline import Launch
 
 #: Longest name of a CUDA kernel; the arguments of its templates are cut.
 LONGEST_NAME = 160
-#: Methods that prepare a kernel on the host. They copy, but compute nothing.
-PREPARING = ("plan", "begin_forward", "fast_decode_plan")
+#: What prepares a kernel on the host. It may copy, but computes nothing.
+PREPARING = ("plan", "begin_forward", "fast_decode_plan", "get_num_sms")
 #: How the names of CUDA kernels begin that exchange data between GPUs: those of NCCL, and SGLang's own all-reduce.
 COMMUNICATING = ("ncclDevKernel_", "sglang::cross_device_reduce")
 #: How the profiler calls a copy.
@@ -85,7 +85,7 @@ class RecordedCall:
 
     @property
     def exchanged(self) -> tuple[RecordedLaunch, ...]:
-        """What exchanges data with other GPUs, and the copies to and from the memory that they share."""
+        """The launches that exchange data with other GPUs, and the copies to and from shared memory of the GPUs."""
         if not any(one.communicates for one in self.launches):
             return ()
         return tuple(one for one in self.launches if one.communicates or one.cuda_kernel.startswith(COPY))
@@ -226,7 +226,7 @@ class _Table:
 
 
 def write(path: Path, about: Mapping[str, Any], calls: Sequence[RecordedCall]) -> None:
-    """Writes a recorded run. Frames, stacks, arguments and names stand in tables, so that none is written twice.
+    """Writes a recorded run. Frames, stacks, arguments and names are in tables, so none is written twice.
 
     Args:
         about: what describes the run: every field of the schema but the tables and the calls.
@@ -235,7 +235,8 @@ def write(path: Path, about: Mapping[str, Any], calls: Sequence[RecordedCall]) -
     rows = [_row(call, tables) for call in calls]
     content = {**about, **{name: table.values for name, table in tables.items()}, "calls": rows}
     document = {"$schema": SCHEMA, "sha256": content_sha256(content), **content}
-    files.write_text(path, files.laid_out(document, _layout, files.COMPACT))
+    layout = _layout if any(call.launches for call in calls) else _layout_of_dry_run
+    files.write_text(path, files.laid_out(document, layout, files.COMPACT))
 
 
 def _row(call: RecordedCall, tables: Mapping[str, _Table]) -> list[Any]:
@@ -254,6 +255,10 @@ def _layout(path: tuple[str, ...], value: Any) -> files.Lines | None:
     if not path:
         return files.Lines(2, closing=0)
     return files.Lines(4, closing=2) if path in _ONE_A_LINE else None
+
+
+def _layout_of_dry_run(path: tuple[str, ...], value: Any) -> files.Lines | None:
+    return None if path and path != ("calls",) else _layout(path, value)
 
 
 def read(path: Path) -> Recording:

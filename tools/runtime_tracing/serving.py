@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import json
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 
@@ -39,6 +41,7 @@ def server_arguments(path: str, shared: Mapping[str, Any], given: Mapping[str, A
     from sglang.srt.server_args import ServerArgs
 
     known = set(inspect.signature(ServerArgs).parameters)
+    shared = {**shared, **_context(path, shared)}
     unknown = sorted(set(given) - known)
     if unknown:
         raise ValueError(f"this release of SGLang has no server argument {', '.join(unknown)}")
@@ -50,50 +53,54 @@ def server_arguments(path: str, shared: Mapping[str, Any], given: Mapping[str, A
     return server
 
 
+def _context(path: str, shared: Mapping[str, Any]) -> dict[str, int]:
+    """The context of a run, which is no longer than the model's: SGLang refuses a longer one."""
+    config = json.loads(Path(path, "config.json").read_text(encoding="utf-8"))
+    longest = next(
+        (
+            one["max_position_embeddings"]
+            for one in (config, config.get("text_config", {}))
+            if "max_position_embeddings" in one
+        ),
+        None,
+    )
+    return {"context_length": min(shared["context_length"], longest)} if longest and "context_length" in shared else {}
+
+
 def model_runner(server: Any, rank: int = 0, port: int | None = None) -> Any:
     """The ModelRunner of a rank.
 
     Args:
         port: where the ranks meet; None if there is one.
     """
-    from sglang.srt.server_args import PortArgs
-
-    steps, ports = bench(), PortArgs.init_new(server)
-    ports.nccl_port = port or ports.nccl_port
-    if not hasattr(steps, "_init_process_global_configs"):
-        return _older_runner(server, ports, rank)
-    from sglang.srt.runtime_context import SpawnRanks, publish, spawn_world_rank
-
-    world = spawn_world_rank(server, tp_rank=rank, pp_rank=0)
-    publish(server, role="scheduler", ranks=SpawnRanks(world_rank=world, gpu_id=rank))
-    steps._init_process_global_configs()
-    steps.get_tokenizer = lambda *args, **kwargs: None
-    runner, _ = steps.load_model(server, ports, rank, rank)
+    ports = prepare(server, rank, port)
+    runner, _ = bench().load_model(server, ports, rank, rank)
     return getattr(runner, "torch_runner", runner)
 
 
-def _older_runner(server: Any, ports: Any, rank: int) -> Any:
-    from sglang.srt.configs.model_config import ModelConfig
-    from sglang.srt.layers.moe import initialize_moe_config
-    from sglang.srt.layers.quantization.fp4_utils import initialize_fp4_gemm_config
-    from sglang.srt.layers.quantization.fp8_utils import initialize_fp8_gemm_config
-    from sglang.srt.model_executor.model_runner import ModelRunner
+def prepare(server: Any, rank: int, port: int | None) -> Any:
+    """Makes the arguments those of this process, as a scheduler does; returns the ports."""
+    from sglang.srt.server_args import PortArgs
 
-    for initialize in (initialize_moe_config, initialize_fp8_gemm_config, initialize_fp4_gemm_config):
-        initialize(server)
-    return ModelRunner(
-        model_config=ModelConfig.from_server_args(server),
-        mem_fraction_static=server.mem_fraction_static,
-        gpu_id=rank,
-        tp_rank=rank,
-        tp_size=server.tp_size,
-        moe_ep_rank=rank // (server.tp_size // server.ep_size),
-        moe_ep_size=server.ep_size,
-        pp_rank=0,
-        pp_size=server.pp_size,
-        nccl_port=ports.nccl_port,
-        server_args=server,
-    )
+    ports = PortArgs.init_new(server)
+    ports.nccl_port = port or ports.nccl_port
+    steps = bench()
+    steps.get_tokenizer = lambda *args, **kwargs: None
+    if hasattr(steps, "_init_process_global_configs"):  # since 0.5.17, arguments are read from a context of the process
+        from sglang.srt.runtime_context import SpawnRanks, publish, spawn_world_rank
+
+        world = spawn_world_rank(server, tp_rank=rank, pp_rank=0)
+        publish(server, role="scheduler", ranks=SpawnRanks(world_rank=world, gpu_id=rank))
+        steps._init_process_global_configs()
+    else:
+        for name in ("initialize_moe_config", "initialize_fp8_gemm_config", "initialize_fp4_gemm_config"):
+            getattr(steps, name, lambda given: None)(server)
+    return ports
+
+
+def view(server: Any) -> Any:
+    """The settings that SGLang derived from the server arguments; since 0.5.15, the arguments do not hold them."""
+    return getattr(bench(), "resolving_view", lambda given: given)(server)
 
 
 class Batch:
@@ -149,7 +156,7 @@ class Batch:
         self.tokens, _ = self.steps.decode(self.tokens, self.batch, self.runner)
 
     def extend(self) -> None:
-        """One step with all prompts, of which the first half is in the cache already.
+        """One step with all prompts; the first half of each is in the cache already.
 
         Raises:
             RuntimeError: SGLang computed another number of tokens than the second halves have.
@@ -159,7 +166,7 @@ class Batch:
         page = self.runner.page_size
         halves = [length // 2 // page * page for length in self.prompts]
         requests = self.batch.reqs
-        if hasattr(requests[0], "set_extend_input_len"):
+        if _has_prefix(requests[0]):
             table = self.runner.req_to_token_pool.req_to_token
             rows = [request.req_pool_idx for request in requests]
             requests = self._requests(
@@ -178,7 +185,7 @@ class Batch:
         from sglang.srt.managers.schedule_batch import Req
         from sglang.srt.sampling.sampling_params import SamplingParams
 
-        older = hasattr(Req, "set_extend_input_len")
+        older = _has_prefix(Req)
         generator = torch.Generator().manual_seed(0)
         found = []
         for index, length in enumerate(self.prompts):
@@ -188,17 +195,26 @@ class Batch:
             request: Any = Req(
                 rid=str(index),
                 origin_input_text="",
-                origin_input_ids=ids if older else array("q", ids),
+                origin_input_ids=ids if hasattr(Req, "set_extend_input_len") else array("q", ids),
                 sampling_params=sampling,
             )
             request.logprob_start_len = -1
             if older:
                 if cached:
                     request.prefix_indices = cached[index]
-                request.fill_ids = request.origin_input_ids
-                request.set_extend_input_len(length - len(request.prefix_indices))
+                request.fill_ids = request.full_untruncated_fill_ids = request.origin_input_ids
+                prefix = len(request.prefix_indices)
+                if hasattr(request, "set_extend_range"):  # since 0.5.15
+                    request.set_extend_range(prefix, length)
+                else:
+                    request.set_extend_input_len(length - prefix)
             else:
                 request.full_untruncated_fill_ids = request.origin_input_ids
                 request.extend_end = length
             found.append(request)
         return found
+
+
+def _has_prefix(request: Any) -> bool:
+    """Whether a request holds the places of its cached tokens. Since 0.5.17, they are in its row of a table alone."""
+    return hasattr(request, "set_extend_input_len") or hasattr(request, "set_extend_range")

@@ -66,7 +66,7 @@ ENVIRONMENT = {
 
 @dataclass
 class Outcome:
-    """What a run left.
+    """The results of a run.
 
     Attributes:
         log: every call.
@@ -90,7 +90,7 @@ def run(configuration: Configuration, outcome: Outcome, rank: int, port: int) ->
     """Runs one configuration in this process, which must be a fresh one.
 
     Args:
-        outcome: is filled in as the run proceeds, so that it says how far a run came that failed.
+        outcome: is filled in as the run proceeds, to show how far a failed run came.
         rank: the rank of this process among `Configuration.gpus`. Only rank 0 records.
         port: where the ranks meet.
     """
@@ -182,7 +182,7 @@ def _runner(directory: str, arguments: Mapping[str, Any], outcome: Outcome, rank
 
 def resolved(server: Any) -> dict[str, Any]:
     """`RESOLVED`, as SGLang computed it."""
-    view = getattr(serving.bench(), "resolving_view", lambda given: given)(server)  # since 0.5.15, values are elsewhere
+    view = serving.view(server)
     found = {name: getattr(view, name, None) for name in RESOLVED}
     return {name: value for name, value in found.items() if isinstance(value, (str, int, bool))}
 
@@ -223,7 +223,7 @@ def _follow_layers(model: Any, count: int, log: CallLog) -> None:
 
 
 def _spread_weights(model: Any) -> None:
-    """Makes tokens differ, so that a router sends them to different experts, as real weights do.
+    """Makes tokens differ, to have a router send them to different experts, as with real weights.
 
     SGLang's dummy weights lie within 0.001 of 0, those of norms too: every token would choose the same experts.
     """

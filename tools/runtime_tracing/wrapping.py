@@ -28,7 +28,10 @@ HELPERS = {"utils", "jit", "load_utils", "debug_utils", "api_logging", "trace", 
 #: The methods of the libraries' classes that launch kernels.
 METHODS = ("run", "forward", "plan", "begin_forward", "forward_return_lse", "run_return_lse", "__call__")
 #: Namespaces of torch.ops that are PyTorch itself.
-PYTORCH = {"aten", "prim", "prims", "profiler", "_quantized", "inductor", "c10d", "c10d_functional", "higher_order"}
+PYTORCH = {
+    *("_native", "aten", "prim", "prims", "profiler", "_quantized", "inductor", "c10d", "c10d_functional"),
+    "higher_order",
+}
 
 
 @dataclass

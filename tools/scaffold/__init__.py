@@ -1,1 +1,1 @@
-"""Creates the files of a new family, in which TODO marks what the author must write."""
+"""Creates the files of a new family, in which `TODO` marks what the author must write."""

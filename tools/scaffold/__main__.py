@@ -126,7 +126,7 @@ def write_all(files: dict[Path, str]) -> None:
 
 
 def next_steps(root: Path, family: str, op_type: str, files: list[Path], name: str) -> list[str]:
-    """What the author must do next, in order."""
+    """The author's next steps, in order."""
     path = files[-1].relative_to(root)
     steps = ["fill in the TODOs in these files; `flashinfer-trace validate` lists those that are left"]
     if path.stem != op_type:

@@ -14,7 +14,7 @@ AXIS = re.compile(r"([a-z][a-z0-9_]*)(?:=([1-9][0-9]*)(?: ?\* ?([a-z][a-z0-9_]*)
 TENSOR = re.compile(r"([A-Za-z][A-Za-z0-9_]*):([a-z0-9_]+)(?:\[([a-z0-9_, ]*)\])?")
 #: The largest value of an axis that schema/definition.schema.json allows.
 MAX_VALUE = 2**31 - 1
-#: Names that must stay available in the reference, so that no parameter of run() may have them.
+#: Names that must stay available in the reference: a parameter of run() cannot have them.
 RESERVED = frozenset({"torch", "math", "run", "TODO"})
 
 
@@ -55,7 +55,7 @@ class Contract:
 
     @property
     def constraints(self) -> list[str]:
-        """What gives the derived axes."""
+        """The constraints that determine the derived axes."""
         return [f"{name} == {factor} * {axis}" for name, (factor, axis) in self.derived.items()]
 
 

@@ -1,4 +1,4 @@
-"""Templates of the three files. Each is well-formed and marks with TODO what only the author knows."""
+"""Templates of the three files. Each is well-formed and marks with `TODO` what only the author knows."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def usable_families(names: Sequence[str] = ()) -> dict[str, Family]:
         names: the families whose records must be finished; all if empty.
 
     Raises:
-        FamilyError: a record cannot be imported, has a TODO or lists no kernel. The message names its file.
+        FamilyError: a record cannot be imported, has a `TODO` or lists no kernel. The message names its file.
     """
     try:
         families = {family.name: family for family in all_families()}

@@ -35,7 +35,7 @@ def outcomes(
     start: Callable[..., None],
     started_with: Sequence[Any] = (),
 ) -> Iterator[Any]:
-    """What `work` gives for each task, in their order; an `Ended` for one that took too long or ended its process.
+    """The result of `work` for each task, in their order; an `Ended` for one that took too long or ended its process.
 
     Args:
         work: called with the items of a task, in another process.

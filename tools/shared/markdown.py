@@ -10,7 +10,7 @@ _SPECIAL = re.compile(r"[\\`*\[\]<>|~$&]|(?<!\w)_|_(?!\w)")
 
 
 def escape(text: str) -> str:
-    """Escapes a text so that it contains no Markdown or HTML and stays on one line; not for the start of a line."""
+    """Escapes Markdown and HTML in a text and keeps it on one line; not for the start of a line."""
     return _SPECIAL.sub(lambda match: f"\\{match[0]}", " ".join(text.split()))
 
 

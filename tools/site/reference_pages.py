@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,8 +18,14 @@ from tools.site.facts import Facts, state
 from tools.site.html import code, escape, link, scrolled, table
 from tools.site.model_pages import step
 
-#: What the state upstream says, beside its note.
-_UPSTREAM = {"unknown": "No report or fix is known.", "reported": "Reported.", "fixed": "Fixed.", "replaced": ""}
+#: What the state of a defect says.
+_STATES = {
+    "shown": "shown by its probe on a GPU",
+    "gone": "gone: its probe is right in today's release",
+    "reported": "reported; its probe has not been run",
+}
+#: The text for the state upstream, in addition to its note.
+_UPSTREAM = {"unknown": "We found no report.", "reported": "Reported.", "fixed": "Fixed.", "replaced": ""}
 
 
 def numbers(facts: Facts) -> Mapping[str, str]:
@@ -38,6 +45,11 @@ def numbers(facts: Facts) -> Mapping[str, str]:
         "defects": str(sum(len(one.probes) for one in defects)),
         **{f"share_{phase}": f"{mean(found):.0%}" for phase, found in shares.items()},
     }
+
+
+def _linked(text: str) -> str:
+    """A text with its addresses as links."""
+    return re.sub(r"https://[^\s]*[^\s.,:]", lambda found: f'<a href="{found[0]}">{found[0]}</a>', escape(text))
 
 
 def findings_page(facts: Facts) -> str:
@@ -62,15 +74,14 @@ def findings_page(facts: Facts) -> str:
         upstream = " ".join(filter(None, (_UPSTREAM[one.upstream["state"]], one.upstream.get("note"))))
         parts.append(
             f'<section class="finding" {data}><h2 id="{one.id}">{escape(one.title)}</h2>'
-            f"<p>{kernels}<br>Seen in {escape(one.library)} {escape(one.version)}. {escape(upstream)}</p>"
+            f"<p>{kernels}<br>Seen in {escape(one.library)} {escape(one.version)}. {_linked(upstream)}</p>"
         )
         for defect in one.defects:
-            shown = "shown by its probe on a GPU" if defect.state == "shown" else "reported; its probe has not been run"
             rows = [
                 ["Input", escape(defect.input)],
                 ["Result", escape(defect.result)],
                 ["Right", escape(defect.right)],
-                ["State", shown],
+                ["State", _STATES[defect.state]],
                 ["Probe", "<br>".join(code(probe) for probe in defect.probes)],
             ]
             heading = f"<h3>{escape(defect.title[:1].upper() + defect.title[1:])}</h3>" if defect.title else ""

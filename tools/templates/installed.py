@@ -1,6 +1,6 @@
 """An installed FlashInfer on a machine without a GPU: its modules are imported with stand-ins for what is missing.
 
-Its trace machinery needs torch only. What writes dumps is its own, ``TraceTemplate.build_fi_trace_fn``: it looks at
+Its trace machinery needs torch only. Its own ``TraceTemplate.build_fi_trace_fn`` writes the dumps: it looks at
 inputs that the template's own ``init`` makes on torch's meta device, which has no data. No kernel is called.
 """
 
@@ -141,8 +141,8 @@ def dumped(one: Template, sizes: Mapping[str, int], dtypes: Mapping[str, str] | 
 
     Args:
         one: the template.
-        sizes: of axes; without any, those of the template's `init`, on torch's meta device, which has no data. What
-            `init` cannot make there has an unknown dtype.
+        sizes: of axes; without any, those of the template's `init`, on torch's meta device, which has no data. Inputs
+            that `init` cannot make there have an unknown dtype.
         dtypes: of inputs, where they are others than those of `init`.
     """
     trace: Callable[..., dict[str, Any]] = one.template.build_fi_trace_fn(one.api or f"flashinfer.{one.name}")
@@ -165,7 +165,7 @@ def dumped(one: Template, sizes: Mapping[str, int], dtypes: Mapping[str, str] | 
 
 
 def _arguments(template: Any) -> dict[str, Any]:
-    """What the template's `init` makes, with small variable axes."""
+    """The arguments that the template's `init` makes, with small variable axes."""
     taken: dict[str, Any] = {"device": "meta"}
     for name, parameter in inspect.signature(template.init).parameters.items():
         if parameter.default is inspect.Parameter.empty and parameter.kind is not inspect.Parameter.VAR_KEYWORD:
@@ -241,7 +241,7 @@ def _helpers(template: Any) -> str:
 
 
 def _accepted(template: Any) -> tuple[str, ...] | None:
-    """What a template's comparison accepts that is wrong, of rows of usual numbers; None where outputs are others."""
+    """The wrong outputs that a template's comparison accepts, for rows of usual numbers; None for other outputs."""
     import torch
 
     generator = torch.Generator().manual_seed(0)

@@ -27,7 +27,7 @@ def probed(record: Record, worker: ReferenceWorker) -> list[str]:
 
 
 def _run(data: Mapping[str, Any], worker: ReferenceWorker, given: Mapping[str, str], seed: int, **inputs: Any) -> Any:
-    """What the reference of a dump returns, in the sandbox; `given` has expressions of its arguments."""
+    """The result of a dump's reference, in the sandbox; `given` has expressions of its arguments."""
     tensor = {"shape": [], "dtype": "float32"}
     contract = {"inputs": dict.fromkeys(inputs, tensor), "outputs": {"result": tensor}, "axes": {}, "reference": ""}
     own = Definition.from_dict({"name": data["name"], "op_type": "sampling", **contract})

@@ -21,7 +21,7 @@ class RecordError(ValueError):
 
 @dataclass(frozen=True)
 class Record:
-    """What was found in one release.
+    """The findings in one release.
 
     Attributes:
         version: of FlashInfer.

@@ -1,4 +1,4 @@
-"""Sizes at which templates are recorded beside those of their `init`: of models, of none, and in other dtypes."""
+"""Sizes for recording templates, in addition to those of their `init`: of models, of none, and in other dtypes."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def judged(record: Record) -> dict[str, Any]:
 
     - ``dumps``: of each dump whose template a family here may compute, its class and the Definition here.
     - ``templates``: of each such template, what is wrong with its reference (nothing, if it is right) and the smallest
-      input that shows it; and on which inputs it is right. What a reference calls and its dumps lack is put before it.
+      input that shows it; and on which inputs it is right. Helpers that its dumps lack are put before it.
     - ``silent``: arguments that dumps do not tell, and what a reference is at another epsilon.
     - ``probes``: what one call shows of templates without a family here.
     """
@@ -68,7 +68,7 @@ def _representatives(found: Sequence[Classified]) -> list[Dump]:
 
 
 def _with_helpers(record: Record, dump: Dump, references: References) -> Classified:
-    """What a dump is, with what its reference lacks put before it."""
+    """The class of a dump, with the helpers that its reference lacks put before it."""
     template = matches(dump, record.version)[0].alias.template
     helpers = record.helpers.get(template, "")
     if helpers and missing_names(dump.definition.reference):

@@ -1,10 +1,10 @@
 """Which kernels a model calls, from where, in execution order: read from records of runs.
 
-python -m tools.trace --model deepseek_v3                  # the model's runs in traces/, the default server first
-python -m tools.trace --model llama --out llama.md --json llama.json
-python -m tools.trace --model qwen3 --kernel rmsnorm       # only the chains of one kernel
-python -m tools.trace --record traces/runtime/FILE.json    # one run, or several
-python -m tools.trace --model my/config.json --server tp_size=8        # a dry run, if no record is of it
+- `python -m tools.trace --model deepseek_v3`: the model's runs in traces/, the default server first
+- `python -m tools.trace --model llama --out llama.md --json llama.json`: to files
+- `python -m tools.trace --model qwen3 --kernel rmsnorm`: only the chains of one kernel
+- `python -m tools.trace --record traces/runtime/FILE.json`: one run, or several
+- `python -m tools.trace --model my/config.json --server tp_size=8`: a dry run, without a record
 
 Exit status: 0 success, 1 nothing was called, 2 wrong usage, or a record that cannot be read or made.
 """

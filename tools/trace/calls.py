@@ -60,7 +60,7 @@ class Kernel:
 
     @property
     def category(self) -> str:
-        """What it does, according to ``categories.json``."""
+        """Its purpose, according to ``categories.json``."""
         known = _categories()
         return "PyTorch" if self.source == TORCH else known.get(self.name, known.get(_last(self.path), "other"))
 
@@ -115,7 +115,8 @@ def traced(run: Recording) -> Iterator[TracedCall]:
 def is_shown(call: RecordedCall, measured: bool, stand_ins: tuple[str, ...] = ()) -> bool:
     """Whether a call is one of a kernel.
 
-    What a CUDA graph captures is launched when it is replayed. A dry run (not `measured`) and stand-ins launch nothing.
+    Kernels that a CUDA graph captures are launched when it is replayed. A dry run (not `measured`) and stand-ins
+    launch nothing.
     """
     if not call.kernel or _last(call.kernel) in PREPARING or call.kernel.startswith("torch.ops.sglang."):
         return False
@@ -143,10 +144,12 @@ def settings_of(run: Recording) -> Mapping[str, str]:
 
 
 def keys_of(kernel: Mapping[str, Any]) -> list[str]:
-    """``source:name`` of a kernel of a trace, of what launches it, and of what it calls, by which it is looked up."""
+    """``source:name`` of a kernel of a trace, of its launcher, and of its callees: the keys for looking it up."""
     own = f"{kernel['source']}:{kernel['name'].partition('.')[0]}"  # a method counts as its class
     paths = (launched_by().get(kernel["path"], kernel["path"]), *kernel.get("through", ()))
-    return list(dict.fromkeys(filter(None, (own, *map(key_of, paths)))))
+    # A module that SGLang compiles for its arguments has one function of SGLang's.
+    named = (re.sub(r"^sgl_kernel_jit_\w+", "sglang", path) for path in paths)
+    return list(dict.fromkeys(filter(None, (own, *map(key_of, named)))))
 
 
 def _op(frames: tuple[Frame, ...], kernel: Kernel) -> tuple[str, int, str, str]:

@@ -54,7 +54,7 @@ class Node:
 
     @property
     def key(self) -> NodeKey:
-        """What distinguishes the children of a node."""
+        """The key that distinguishes the children of a node."""
         return (self.kind, self.name, self.function)
 
 

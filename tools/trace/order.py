@@ -26,7 +26,7 @@ class Moment(NamedTuple):
 
 
 def in_order(calls: Sequence[Mapping[Step, Moment]]) -> list[int]:
-    """The indexes of calls, so that those of each step are in its order.
+    """The indexes of calls, with those of each step in its order.
 
     Steps that contradict each other leave no such order; then the line in the text decides.
 

@@ -29,7 +29,7 @@ def committed(root: Path) -> list[Recording]:
 def of_model(runs: Sequence[Recording], model: str) -> list[Recording]:
     """The runs of the model of that name, the default first; `all` stands for all models.
 
-    If there is no such model, those of models whose names begin like it; else those of its type (`qwen2_moe`), as their
+    For an unknown name, those of models whose names begin like it; else those of its type (`qwen2_moe`), as their
     configurations give it. Capitals, `_`, `.` and `-` make no difference.
     """
     wanted = plain_name(model)

@@ -28,6 +28,7 @@ from flashinfer_trace.dataset.validation.evidence_rules import (
     check_evidence_file,
     check_machines,
     check_orphan,
+    check_release,
     check_run_file,
     check_verified,
 )
@@ -69,7 +70,7 @@ def validate_paths(
         root: the dataset root, a directory with definitions/, schema/, reference/ and evidence/.
 
         contents: text that is checked instead of what a file holds: what somebody is about to write.
-        release: evidence that older code of the harness or of a family judged is a problem too.
+        release: a kernel of today's stack without a run on Hopper that today's code judged is a problem too.
         advance: is called with the name of each file that is about to be checked.
 
     Returns:
@@ -195,14 +196,18 @@ class _DatasetCheck:
                 reference_rules.check_rendering(reference.source, candidate, family, self.root, findings)
         self._check_meaning(candidate, findings)
         self._check_claims(candidate, family, findings)
-        if candidate.is_verified and candidate.name and candidate.op_type and self.naming is not None:
+        if (candidate.is_verified or self.release) and candidate.name and candidate.op_type and self.naming is not None:
             path = file_in(self.files.evidence, candidate.op_type, candidate.name)
-            self._check_verified(candidate, family, path, findings)
+            self._check_runs(candidate, family, path, findings)
 
-    def _check_verified(self, candidate: Candidate, family: NamePattern | None, path: Path, findings: Findings) -> None:
+    def _check_runs(self, candidate: Candidate, family: NamePattern | None, path: Path, findings: Findings) -> None:
         evidence = self._evidence_of(path) if os.path.lexists(path) else None
         kernels = kernels_of(family.name, candidate.definition) if family and candidate.definition else {}
-        check_verified(candidate, evidence, kernels, path, self.root, self.release, findings)
+        before = len(findings.problems)
+        if candidate.is_verified:
+            check_verified(candidate, evidence, kernels, path, self.root, findings)
+        if self.release and len(findings.problems) == before:
+            check_release(candidate, evidence, kernels, findings)
 
     def _check_claims(self, candidate: Candidate, family: NamePattern | None, findings: Findings) -> None:
         if family is None or self.naming is None:

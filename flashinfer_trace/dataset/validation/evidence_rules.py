@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace.dataset.evidence import VERIFIED, Evidence, run_file
-from flashinfer_trace.dataset.evidence_run import Entry, Run, chosen_seed, implausible
+from flashinfer_trace.dataset.evidence import UNVERIFIED, VERIFIED, Evidence, run_file
+from flashinfer_trace.dataset.evidence_run import Entry, Run, chosen_seed, fields_of, implausible, place_of
 from flashinfer_trace.dataset.validation.candidate import Candidate
 from flashinfer_trace.dataset.validation.machine_rules import Line, known_facts, odd_ones
 from flashinfer_trace.dataset.validation.problems import Findings, pointer_of, quote
@@ -66,12 +66,13 @@ def check_evidence_file(
         return None
     entries, usable = [], True
     for index, line in enumerate(data):
-        run = run_of(line["run"])
+        name = fields_of(line)["run"]
+        run = run_of(name)
         if run is None:
             usable = False
-            if not os.path.lexists(run_file(path.parent.parent, line["run"])):
-                message = f"there is no header of the run {line['run']}"
-                findings.add("evidence-invalid", message, _RECORD, pointer_of(index, "run"))
+            if not os.path.lexists(run_file(path.parent.parent, name)):
+                message = f"there is no header of the run {name}"
+                findings.add("evidence-invalid", message, _RECORD, pointer_of(index, *place_of("run")))
             continue
         try:
             entry = Entry.from_json(line, run)
@@ -80,7 +81,7 @@ def check_evidence_file(
             continue
         if entry.library and not entry.version:
             message = f"the run {run.name} does not list {quote(entry.library)}"
-            findings.add("evidence-invalid", message, _RECORD, pointer_of(index, "library"))
+            findings.add("evidence-invalid", message, _RECORD, pointer_of(index, *place_of("library")))
         for place, reason in entry.contradictions:
             findings.add("evidence-invalid", reason, _RECORD, pointer_of(index, *place))
         entries.append(entry)
@@ -120,7 +121,8 @@ def check_machines(
         for index, entry in enumerate(evidence.entries if evidence else ())
     ]
     for line, message in odd_ones(lines, headers):
-        findings_of(line.path).add("evidence-invalid", message, _RECORD, pointer_of(line.number, "run"))
+        place = pointer_of(line.number, *place_of("run"))
+        findings_of(line.path).add("evidence-invalid", message, _RECORD, place)
 
 
 def check_verified(
@@ -129,7 +131,6 @@ def check_verified(
     kernels: Mapping[str, KernelFacts],
     path: Path,
     root: Path,
-    release: bool,
     findings: Findings,
 ) -> None:
     """Checks that a Definition tagged status:verified is proven (see `flashinfer_trace.dataset.evidence`).
@@ -140,7 +141,6 @@ def check_verified(
         kernels: those that compute it according to the table, by label.
         path: where the evidence must lie.
         root: the dataset root; its schema/naming.json must be usable.
-        release: evidence that older code judged is a problem too.
         findings: those of the Definition.
     """
     pointer = pointer_of("tags", next(index for index, tag in candidate.tags if tag == VERIFIED))
@@ -156,8 +156,24 @@ def check_verified(
     for objection in objections[:MAX_OBJECTIONS]:
         rule = "evidence-failed" if objection.failed else "evidence-mismatch"
         findings.add(rule, f"{VERIFIED}, but of {shown}: {objection.text}", _FIX, pointer)
-    if release and not objections:
-        for entry, changed in evidence.stale(definition):
-            run = f"the run of {entry.kernel_label} on {entry.run.gpu}"
-            message = f"{shown}: the code of the {' and of the '.join(changed)} has changed since {run}"
-            findings.add("evidence-stale", message, "record it again before a release", pointer)
+
+
+def check_release(
+    candidate: Candidate, evidence: Evidence | None, kernels: Mapping[str, KernelFacts], findings: Findings
+) -> None:
+    """Checks that every kernel of a Definition that today's stack has on Hopper ran for it, judged by today's code.
+
+    Args:
+        candidate: the Definition, verified or not.
+        evidence: its evidence, None if there is none (or if it is unusable, which is a problem of its own).
+        kernels: those that compute it according to the table, by label.
+        findings: those of the Definition.
+    """
+    definition = candidate.definition
+    if definition is None:
+        return
+    pointer = pointer_of("tags", *(index for index, tag in candidate.tags if tag in (VERIFIED, UNVERIFIED)))
+    for label, why in (evidence or Evidence(())).outdated(definition, kernels):
+        command = f"flashinfer-trace verify {definition.name} --kernel '{label}' --device cuda --record"
+        message = f"not released with {label}: {why}"
+        findings.add("evidence-stale", message, f"run `{command}` on Hopper, with today's stack", pointer)

@@ -91,7 +91,7 @@ RULES: dict[str, str] = {
     "evidence-invalid": "Evidence and headers of runs follow their schemas, and can have been recorded.",
     "evidence-mismatch": "Evidence of a verified Definition fits it and its family's record, kernel for kernel.",
     "evidence-failed": "Every run in the evidence of a verified Definition passed, with at least 50 real cases.",
-    "evidence-stale": "At a release, today's harness and records have judged all evidence.",
+    "evidence-stale": "At a release, each kernel that today's stack has on Hopper ran, and today's code judged it.",
     "evidence-orphan": "Every evidence file belongs to a Definition.",
     # Traffic
     "traffic-invalid": "workloads/traffic.json follows its schema, and its lengths are those that its digests are of.",

@@ -51,8 +51,8 @@ class Schemas:
                 raise SchemaFileError(path, 1, f"not a JSON schema: {objection}")
             # An empty schema would accept anything.
             one = schema.get("items", {}) if schema.get("type") == "array" else schema
-            if one.get("type") != "object" or not one.get("properties"):
-                raise SchemaFileError(path, 1, "not a schema of an object with properties")
+            if not one.get({"object": "properties", "array": "prefixItems"}.get(str(one.get("type")), "")):
+                raise SchemaFileError(path, 1, "not a schema of an object with properties, or of a list with parts")
         except JsonSourceError as error:
             raise SchemaFileError(path, error.problem.line, error.problem.message) from None
         extend: Any = validators.extend  # it has no annotations

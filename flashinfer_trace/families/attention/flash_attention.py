@@ -27,25 +27,15 @@ from typing import Any
 
 import torch
 
-from flashinfer_trace.families.attention.cases import AttentionOptions
-from flashinfer_trace.families.attention.kernels import (
-    BATCHES,
-    PAGES,
-    QUERIES,
-    SEEING,
-    SOME_KEYS,
-    WITH_KEYS,
-    masking,
-    table_of,
-)
-from flashinfer_trace.families.attention.paged_cases import kv_lengths
-from flashinfer_trace.families.attention.policies import Rounding, kernel_policies
-from flashinfer_trace.families.attention.rounding import LOG2_E
+from flashinfer_trace.families.attention import kernels
+from flashinfer_trace.families.attention.cases import AttentionOptions, kv_lengths
+from flashinfer_trace.families.attention.policies import LOG2_E, Rounding, kernel_policies
 from flashinfer_trace.families.attention.variants import (
     SINKS_NEED_KEYS,
     InfiniteBelowTheSink,
     with_flushed_weights,
 )
+from flashinfer_trace.families.calls import called
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Kernel, KernelCall, Outputs
 from flashinfer_trace.verdict.compare import ErrorBound
@@ -53,14 +43,14 @@ from flashinfer_trace.verdict.compare import ErrorBound
 PAGED_PATH = "sgl_kernel.flash_attn.flash_attn_with_kvcache"
 RAGGED_PATH = "sgl_kernel.flash_attn.flash_attn_varlen_func"
 CUTE_PATH = "flash_attn.cute.flash_attn_varlen_func"
-#: For latent attention: what a page has after the last key is multiplied by 0.
+#: For latent attention: the rest of a page after the last key is multiplied by 0.
 FINITE = AttentionOptions(nan_unused=False)
 ROUNDING = Rounding(weights=True, sum=False, partial=0)
 
 
 def options(definition: Definition, inputs: Inputs) -> dict[str, Any]:
-    """What both functions take of a Definition's scale, mask, window, cap and sinks."""
-    asked = masking(definition)
+    """The arguments of both functions for a Definition's scale, mask, window, cap and sinks."""
+    asked = kernels.masking(definition)
     window = int(asked.get("window_left", -1))
     found: dict[str, Any] = {
         "softmax_scale": float(inputs["sm_scale"]),
@@ -77,7 +67,7 @@ def over_pages(
 ) -> Outputs:
     """Runs the kernel on a list of pages: q [tokens, heads, dim], caches [pages, page_size, kv_heads, dim]."""
     page_size = definition.const_axes["page_size"]
-    where = table_of(inputs, page_size), kv_lengths(inputs, page_size)
+    where = kernels.table_of(inputs, page_size), kv_lengths(inputs, page_size)
     return on_table(definition, inputs, q, (keys, values), *where, **more)
 
 
@@ -97,7 +87,7 @@ def on_table(
     if offsets is None:
         offsets = torch.arange(len(q) + 1, dtype=torch.int32, device=q.device)
         if "qv" not in more and asked["window_size"] == (-1, -1):
-            more["scheduler_metadata"] = scheduled(q, caches[0], lengths, offsets, asked["softcap"] > 0)
+            more["scheduler_metadata"] = scheduled(definition, q, caches[0], lengths, offsets, asked["softcap"] > 0)
     output, lse, *_ = flash_attn_with_kvcache(
         q=q,
         k_cache=caches[0],
@@ -114,26 +104,25 @@ def on_table(
 
 
 def scheduled(
-    q: torch.Tensor, keys: torch.Tensor, lengths: torch.Tensor, offsets: torch.Tensor, has_softcap: bool
+    definition: Definition,
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    lengths: torch.Tensor,
+    offsets: torch.Tensor,
+    has_softcap: bool,
 ) -> Any:
     """The schedule of a decode step: SGLang computes it once for all layers without a window, but not for MLA."""
-    from sgl_kernel.flash_attn import get_scheduler_metadata
-
-    return get_scheduler_metadata(
-        batch_size=len(lengths),
-        max_seqlen_q=1,
-        max_seqlen_k=int(lengths.max()),
-        num_heads=q.shape[1],
-        num_heads_k=keys.shape[2],
-        headdim=q.shape[2],
-        cache_seqlens=lengths,
-        qkv_dtype=keys.dtype,
-        cu_seqlens_q=offsets,
-        page_size=keys.shape[1],
-        causal=True,
-        has_softcap=has_softcap,
-        num_splits=0,
+    given = {
+        **{"q": q, "keys": keys, "lengths": lengths, "offsets": offsets, "has_softcap": has_softcap},
+        **dict(zip(("batch", "heads", "dim"), (len(lengths), *q.shape[1:]), strict=True)),
+        **{"longest": int(lengths.max()), "page_size": keys.shape[1], "kv_heads": keys.shape[2]},
+    }
+    text = (
+        "batch_size=batch max_seqlen_q=1 max_seqlen_k=longest num_heads=heads num_heads_k=kv_heads headdim=dim "
+        "cache_seqlens=lengths qkv_dtype=keys.dtype cu_seqlens_q=offsets page_size= causal=True has_softcap= "
+        "num_splits=0"
     )
+    return called("sgl_kernel.flash_attn.get_scheduler_metadata", text, definition, given)
 
 
 def run_paged(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
@@ -157,7 +146,7 @@ def run_ragged(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outp
 def run_cute(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     from flash_attn.cute import flash_attn_varlen_func
 
-    asked = masking(definition)
+    asked = kernels.masking(definition)
     return over_tensors(
         flash_attn_varlen_func,
         inputs,
@@ -187,7 +176,11 @@ def over_tensors(function: Callable[..., Any], inputs: Inputs, **more: Any) -> O
 
 def kernel(path: str, call: KernelCall, takes: AttentionOptions, common: AttentionOptions | None, *more: str) -> Kernel:
     """A kernel whose batches have queries, and pages if `more` says so."""
-    limits = {**BATCHES, **(PAGES if "pages" in more else {}), **(QUERIES if "queries" in more else {})}
+    limits = {
+        **kernels.BATCHES,
+        **(kernels.PAGES if "pages" in more else {}),
+        **(kernels.QUERIES if "queries" in more else {}),
+    }
     return Kernel(path, call, limits=limits, plan_options=takes, common=common, compare=kernel_policies(ROUNDING))
 
 
@@ -200,11 +193,11 @@ def with_sinks(plain: Kernel) -> Kernel:
     return replace(plain, plan_options=SINKS_NEED_KEYS, common=None, compare=policies)
 
 
-DECODE = kernel(PAGED_PATH, run_paged, AttentionOptions(), WITH_KEYS, "pages")
-PREFILL = kernel(PAGED_PATH, run_paged, AttentionOptions(), SEEING, "pages", "queries")
+DECODE = kernel(PAGED_PATH, run_paged, AttentionOptions(), kernels.WITH_KEYS, "pages")
+PREFILL = kernel(PAGED_PATH, run_paged, AttentionOptions(), kernels.SEEING, "pages", "queries")
 LATENT_DECODE = kernel(PAGED_PATH, run_latent, FINITE, None, "pages")
 LATENT_PREFILL = kernel(PAGED_PATH, run_latent, FINITE, None, "pages", "queries")
 RAGGED = (
-    kernel(RAGGED_PATH, run_ragged, SOME_KEYS, SEEING, "queries"),
+    kernel(RAGGED_PATH, run_ragged, kernels.SOME_KEYS, kernels.SEEING, "queries"),
     kernel(CUTE_PATH, run_cute, AttentionOptions(False, False, False), None, "queries"),
 )

@@ -1,4 +1,4 @@
-"""Common to flashinfer's attention wrappers: workspaces, limits, and what each backend rounds.
+"""Common to flashinfer's attention wrappers: workspaces, limits, and the roundings of each backend.
 
 The following is from their source (flashinfer 0.7.2, include/flashinfer/attention), and plans respect it:
 
@@ -21,20 +21,21 @@ The following is from their source (flashinfer 0.7.2, include/flashinfer/attenti
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from flashinfer_trace.families.attention.cases import AttentionOptions
 from flashinfer_trace.families.attention.policies import Rounding, kernel_policies
+from flashinfer_trace.families.calls import called, function_at
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Kernel, Outputs
 
 #: Twice what fa2 needs at most on 132 multiprocessors: partial outputs of 128 heads in tiles of 128 queries.
 WORKSPACE_BYTES = 512 * 2**20
-#: What every plan() accepts: at least one request, at least one query, and a cache with at least one page.
+#: Every plan() accepts these: at least one request, at least one query, and a cache with at least one page.
 BATCHES = {"len_indptr": (2, 1 << 20)}
 QUERIES = {"total_q": (1, 1 << 30)}
 PAGES = {"num_pages": (1, 1 << 30)}
@@ -47,6 +48,7 @@ WITH_KEYS = AttentionOptions(keyless=False, keyless_requests=False)
 #: Tables of pages are as wide as whole numbers of this many tokens, as Blackwell's kernels need them.
 TABLE_TOKENS = 128
 
+
 #: (backend, definition, inputs, poisoned outputs) -> outputs.
 Run = Callable[[str, Definition, Inputs, Outputs], Outputs]
 
@@ -56,8 +58,8 @@ class Backend:
     """One of the kernels behind a wrapper.
 
     Attributes:
-        name: the kernel's variant; except for `CUDA_CORES`, also what the wrapper takes as `backend`.
-        rounding: what it rounds besides its output.
+        name: the kernel's variant; except for `CUDA_CORES`, also the wrapper's argument `backend`.
+        rounding: the values that it rounds, other than its output.
     """
 
     name: str
@@ -70,26 +72,19 @@ FA3 = Backend("fa3", Rounding(weights=True, sum=False, partial=0))
 
 
 def flashinfer_kernels(
-    path: str,
-    run: Run,
-    backends: Sequence[Backend],
-    *,
-    limits: Mapping[str, tuple[int, int]],
-    plan_options: AttentionOptions = SOME_KEYS,
-    common: AttentionOptions | None = None,
+    path: str, run: Run, backends: Sequence[Backend], *, plan_options: AttentionOptions = SOME_KEYS, **how: Any
 ) -> tuple[Kernel, ...]:
-    """One kernel per backend of the wrapper at `path`; `Kernel` documents the other arguments."""
+    """One kernel per backend of the wrapper at `path`; `how` are other attributes of `Kernel`."""
     return tuple(
         Kernel(
             path,
-            functools.partial(run, backend.name),
-            variant=backend.name,
-            limits=limits,
+            functools.partial(run, one.name),
+            one.name,
             plan_options=plan_options,
-            common=common,
-            compare=kernel_policies(backend.rounding),
+            compare=kernel_policies(one.rounding),
+            **how,
         )
-        for backend in backends
+        for one in backends
     )
 
 
@@ -118,12 +113,57 @@ def table_of(inputs: Inputs, page_size: int) -> torch.Tensor:
     return torch.where(column < pages[:, None], own, 0).to(torch.int32)
 
 
-class Wrapper(Protocol):
-    """One of flashinfer's classes: plan() takes the structure of a batch, run() its tensors."""
+def last_page_len(inputs: Inputs) -> torch.Tensor:
+    """Tokens in the last page of each request: int32 [batch_size]; 0 for a request without pages."""
+    pages = inputs["kv_indptr"].diff()
+    return torch.where(pages > 0, inputs.get("kv_last_page_len", 1), 0).to(torch.int32)
 
-    def plan(self, *arguments: Any, **options: Any) -> None: ...
 
-    def run(self, *arguments: Any, **options: Any) -> object: ...
+@dataclass(frozen=True)
+class Planned:
+    """How one of flashinfer's wrappers is made, planned and run, as texts (see `calls.called`).
+
+    Beside inputs, outputs and axes they may name ``last`` (see `last_page_len`), ``offsets`` of the queries,
+    ``caches``, and ``window``, the keys before a query's own one, or -1.
+    """
+
+    path: str
+    plan: str
+    run: str
+    made: str = "backend="
+
+    def kernels(self, backends: Sequence[Backend], **how: Any) -> tuple[Kernel, ...]:
+        """See `flashinfer_kernels`."""
+        return flashinfer_kernels(self.path, self.call, backends, **how)
+
+    @property
+    def call(self) -> Run:
+        """The adapter."""
+        return functools.partial(run_planned, self.path, self.plan, self.run, self.made)
+
+
+#: The last arguments of plan() and run() of most wrappers.
+DTYPES = "q_data_type=q.dtype kv_data_type="
+RESULTS = "out=output lse= return_lse=True"
+
+
+def run_planned(
+    path: str, plan: str, run: str, made: str, backend: str, definition: Definition, inputs: Inputs, outputs: Outputs
+) -> Outputs:
+    """Makes one of flashinfer's wrappers for a backend, plans it, and runs it."""
+    asked, q = masking(definition), inputs["q"]
+    known = {
+        **{**inputs, **outputs, "backend": backend, "caches": (inputs.get("k_cache"), inputs.get("v_cache"))},
+        **{"last": last_page_len(inputs), "window": int(asked.get("window_left", -1))},
+        "offsets": inputs.get("qo_indptr", torch.arange(len(q) + 1, dtype=torch.int32, device=q.device)),
+    }
+    options = called(dict, "" if backend == CUDA_CORES.name else made, definition, known)
+    of_class = wrapper(function_at(path), q.device, kv_layout="NHD", **options)
+    # The window and the cap are arguments of plan() where a Definition has them.
+    words = [] if "window" in plan else [f"{name}={value}" for name, value in asked.items()]
+    called(of_class.plan, " ".join((plan, *words)), definition, known)
+    called(of_class.run, run, definition, known)
+    return outputs
 
 
 @functools.cache
@@ -133,6 +173,6 @@ def workspace(device: torch.device) -> torch.Tensor:
 
 
 @functools.cache
-def wrapper(kind: Callable[..., Wrapper], device: torch.device, **options: str | bool | int) -> Wrapper:
+def wrapper(kind: Callable[..., Any], device: torch.device, **options: str | bool | int) -> Any:
     """One object of flashinfer's class `kind` per GPU and set of options; every case plans anew."""
     return kind(workspace(device), **options)

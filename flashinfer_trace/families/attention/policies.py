@@ -1,4 +1,4 @@
-"""How outputs of attention are compared: bounds for the float32 references, and for what the kernels round.
+"""How outputs of attention are compared: bounds for the float32 references, and for the kernels' roundings.
 
 All kernels take logits from float32 accumulators, scale them by float32(sm_scale * log2 e), and go through the keys in
 tiles with a running maximum m: p = ex2.approx(s c - m c), of relative error 2^-22. According to
@@ -6,7 +6,7 @@ their source (flashinfer 0.7.2, include/flashinfer/attention), they also round a
 
 - decode on CUDA cores (decode.cuh) multiplies the values by float32 weights and sums these;
 - fa2 (prefill.cuh, compute_sfm_v) multiplies by weights rounded to bf16, and sums the *rounded* ones into the
-  denominator d (m16k16_rowsum_f16f16f32), so that its lse = m + log2(d) inherits up to log2(1 + 2^-8) = 5.6e-3;
+  denominator d (m16k16_rowsum_f16f16f32), so its lse = m + log2(d) inherits up to log2(1 + 2^-8) = 5.6e-3;
 - fa3 (hopper/attention_updater.cuh) multiplies by rounded weights, but sums them before they are rounded;
 - decode and fa2 split long requests where the GPU is not full, and keep partial outputs in bf16; merging rounds sums of
   groups of them once more (cascade.cuh, threadblock_sync_state). fa3 does not split;
@@ -23,16 +23,6 @@ from dataclasses import dataclass
 
 import torch
 
-from flashinfer_trace.families.attention.rounding import (
-    BFLOAT16,
-    FLOAT32,
-    HIGHER_ORDERS,
-    LOG2_E,
-    exponent_error,
-    lse_bound,
-    output_bound,
-    rounded_sum,
-)
 from flashinfer_trace.verdict.compare import (
     CONFIDENCE,
     ErrorBound,
@@ -40,7 +30,50 @@ from flashinfer_trace.verdict.compare import (
     Policy,
     host_figures,
     magnitude_of,
+    rounding_error,
+    summation_error,
+    unit_roundoff,
 )
+
+LOG2_E = math.log2(math.e)
+#: The loss in kernels that flush numbers below 2^-126 to 0: weights with the products of their values, and the result,
+#: which they may rescale after each tile of 16 keys or more.
+FLUSHED = "flushed"
+SMALLEST = 2.0**-126
+BFLOAT16 = unit_roundoff(torch.bfloat16)
+FLOAT32 = unit_roundoff(torch.float32)
+#: Covers the higher orders of errors up to 2^-8; bounds contain the first order.
+HIGHER_ORDERS = 1 + 2**-6
+
+
+def output_bound(expected: Expected) -> torch.Tensor:
+    """Bound on one bf16 rounding of a float32 result, with errors of the logits and of the sum of weighted values."""
+    parts = expected.parts
+    inside = summation_error(parts["weighted"], parts["length"]).add_(parts["logit"])
+    inside.add_(expected.once(magnitude_of), alpha=8 * FLOAT32)
+    return inside.add_(rounding_error(expected.value, torch.bfloat16), alpha=1 + 2**-8)
+
+
+def lse_bound(expected: Expected) -> torch.Tensor:
+    """Bound on a base-2 lse in float32: errors of the logits and of the sum of weights, roundings of the lse itself."""
+    parts = expected.parts
+    total = summation_error(torch.ones_like(parts["length"]), parts["length"]).add_(parts["lse_logit"]).mul_(LOG2_E)
+    return total.add_(parts["lse"].abs(), alpha=4 * FLOAT32).add_(32 * FLOAT32)
+
+
+def exponent_error(expected: Expected) -> torch.Tensor:
+    """Relative error of a kernel's weights that a whole tile of keys shares.
+
+    m c is rounded before it is subtracted, u32 |m c| at each change of m, and m c differs from the lse by at most
+    log2(length); ex2.approx, lg2.approx and rcp.approx are within 2^-22 = 4 u32; merging split keys repeats all of it.
+    """
+    return expected.parts["lse"].abs().add_(16).mul_(8 * FLOAT32)
+
+
+def rounded_sum(expected: Expected) -> torch.Tensor:
+    """Relative error of the sum of weights whose errors are independent, at most 1, and 0 for the largest weight."""
+    return expected.parts["squared_others"].sqrt().mul_(CONFIDENCE).minimum(expected.parts["others"])
+
 
 OUTPUT = ErrorBound(
     output_bound,
@@ -61,11 +94,11 @@ PARTIAL = {
 
 @dataclass(frozen=True)
 class Rounding:
-    """What a kernel rounds to bf16 besides its output.
+    """The values that a kernel rounds to bf16, other than its output.
 
     Attributes:
         weights: whether it rounds the weights before the product with the values.
-        sum: whether it rounds the weights before it sums them, too.
+        sum: whether it also rounds the weights before it sums them.
         partial: how often it rounds the outputs of split keys: once when it stores them, once more if it merges groups.
     """
 
@@ -75,7 +108,7 @@ class Rounding:
 
     @property
     def times(self) -> dict[str, int]:
-        """How often each of `rows.ROUNDED` is rounded."""
+        """How often each of `ROUNDED` is rounded."""
         return {"weights": int(self.weights), "partial": self.partial, "output": 1}
 
 
@@ -96,9 +129,9 @@ def kernel_output_bound(rounding: Rounding) -> Callable[[Expected], torch.Tensor
 
 
 def shared_bound(expected: Expected) -> torch.Tensor:
-    """The part of a kernel's bound that does not depend on what it rounds."""
+    """The part of a kernel's bound that does not depend on its roundings."""
     size = expected.parts["weighted"] + expected.once(magnitude_of)
-    return torch.addcmul(expected.once(output_bound), expected.once(exponent_error), size)
+    return torch.addcmul(expected.once(output_bound), expected.once(exponent_error), size).add_(expected.parts[FLUSHED])
 
 
 def kernel_lse_bound(rounding: Rounding) -> Callable[[Expected], torch.Tensor]:
@@ -114,7 +147,7 @@ def kernel_lse_bound(rounding: Rounding) -> Callable[[Expected], torch.Tensor]:
 
 
 def shared_lse_bound(expected: Expected) -> torch.Tensor:
-    """The part of a kernel's bound on the lse that does not depend on what it rounds."""
+    """The part of a kernel's bound on the lse that does not depend on its roundings."""
     return expected.once(lse_bound).add(expected.once(exponent_error), alpha=LOG2_E)
 
 
@@ -128,9 +161,8 @@ def gain_figures(expected: Expected) -> dict[str, float]:
 def gain_limit(rounding: Rounding) -> Callable[[Expected], float]:
     """Bound on a kernel's gain, |<actual, o> / <o, o> - 1|: where keys cancel, only the average shows a wrong scale.
 
-    Roundings to bf16 add up to at most the sum of their projections on the output; in rows without a dominating key
-    they are independent, and add up in quadrature to 8 times the root of the sum of squares. Query heads that share
-    keys round the same values and may round them alike, so the heads of a query count as one.
+    Roundings to bf16 add up to at most the sum of their projections; without a dominating key they are independent, and
+    add up to 8 times the root of the sum of squares. Heads that share keys may round alike: those of a query are one.
     """
 
     def limit(expected: Expected) -> float:
@@ -163,6 +195,7 @@ def kernel_policies(rounding: Rounding) -> dict[str, Policy]:
         output.append(PARTIAL[rounding.partial])
     for reasons in (output, lse):
         reasons.append("ex2.approx and the product m c add 2^-24 (8 |lse| + 128)")
+    output.append("weights and results below 2^-126 may be 0: their sum times max |v|; 2^-126 for each 16 keys")
     output.append("the gain is within the combined effect of these roundings")
     return {
         "output": ErrorBound(kernel_output_bound(rounding), "; ".join(output), gain_limit(rounding)),

@@ -16,8 +16,7 @@ from __future__ import annotations
 import torch
 
 from flashinfer_trace.families.attention.kernels import BATCHES, PAGES, WITH_KEYS
-from flashinfer_trace.families.attention.policies import Rounding, kernel_policies
-from flashinfer_trace.families.attention.rounding import LOG2_E
+from flashinfer_trace.families.attention.policies import LOG2_E, Rounding, kernel_policies
 from flashinfer_trace.harness.family import Kernel, KernelCall, Outputs
 
 MODULE = "sglang.kernels.ops.attention.decode_attention"

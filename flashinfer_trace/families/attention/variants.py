@@ -16,10 +16,15 @@ from dataclasses import replace
 import torch
 
 from flashinfer_trace.families.attention.cases import SCALES, AttentionOptions, has_queries
-from flashinfer_trace.families.attention.oracle import SMALLEST_CHUNK, Split, any_chunks, expected_outputs
-from flashinfer_trace.families.attention.rounding import LOG2_E
-from flashinfer_trace.families.attention.rows import CAPPED
-from flashinfer_trace.families.attention.tiles import Memory
+from flashinfer_trace.families.attention.oracle import (
+    CAPPED,
+    SMALLEST_CHUNK,
+    Memory,
+    Split,
+    any_chunks,
+    expected_outputs,
+)
+from flashinfer_trace.families.attention.policies import LOG2_E, SMALLEST
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws
@@ -40,14 +45,11 @@ SINK_SCALE = 4.0
 #: Times so much where logits have the kind spread or vast: exp of how far a sink is from a logit, or from 0, exceeds
 #: float32's range.
 FAR_SINKS = 100.0
-#: float32's smallest normal number: kernels flush smaller ones to 0.
-SMALLEST = 2.0**-126
-#: What an output may lose to that beside a sink: see `below_the_sink`.
-FLUSHED = "flushed"
+#: The sum that an output with a sink can lose: see `below_the_sink`.
+LOST = "lost"
 BELOW = "below the sink"
 #: tanh.approx.f32 has a relative error of 2^-11 (PTX ISA, "tanh"), and its argument a few float32 roundings.
 CAP_ERROR = 2.0**-11 * (1 + 2**-8)
-
 
 #: For kernels of attention with sinks that return another lse than the sink where a query sees no key.
 SINKS_NEED_KEYS = AttentionOptions(keyless=False, unseeing_rows=False, keyless_requests=False)
@@ -128,27 +130,27 @@ def expected_of_variant(definition: Definition, inputs: Inputs, memory: Memory, 
     output = found["output"]
     below = below_the_sink(output, inputs["sinks"])
     found["lse"] = replace(found["lse"], parts={**found["lse"].parts, BELOW: below.squeeze(-1)})
-    parts = {**output.parts, FLUSHED: torch.where(below, output.parts["weighted"], 0.0) + SMALLEST}
+    parts = {**output.parts, LOST: torch.where(below, output.parts["weighted"], 0.0)}
     return {**found, "output": replace(output, parts=parts)}
 
 
 def below_the_sink(output: Expected, sinks: torch.Tensor) -> torch.Tensor:
-    """Where the largest weight of a key beside a sink is below 2^-126, bool [queries, heads, 1].
+    """Where the largest weight of a key is below 2^-126 because of a sink, bool [queries, heads, 1].
 
     A kernel may multiply the sum over all keys by 0 there: by exp2 of how far the keys are below the sink, or by the
     reciprocal of a denominator beyond 2^126. Then sum p |v| is lost. The weights of n such keys add up to less than
-    n 2^-126, and the sink has the rest. In every row, a result below 2^-126 may become 0.
+    n 2^-126, and the sink has the rest.
     """
     of_sink = sinks.double().unsqueeze(-1) * LOG2_E - output.parts["lse"]  # log2 of its weight
     return (of_sink > -1) & (output.parts["others"] < output.parts["length"] * SMALLEST)
 
 
 def with_flushed_weights(policy: Policy) -> ErrorBound:
-    """The policy of a kernel's output beside sinks, whose bound allows for what is lost: see `below_the_sink`."""
+    """The policy of a kernel's output with sinks. Its bound allows for lost sums: see `below_the_sink`."""
     assert isinstance(policy, ErrorBound)
 
     def bound(expected: Expected) -> torch.Tensor:
-        return policy.bound(expected) + expected.parts[FLUSHED]
+        return policy.bound(expected) + expected.parts[LOST]
 
     return ErrorBound(bound, f"{policy.reason}; beside a sink, weights below 2^-126 may be 0", policy.gain)
 
@@ -163,29 +165,23 @@ class InfiniteBelowTheSink(ErrorBound):
         return super().compare(torch.where(overflown, expected.value.to(actual.dtype), actual), expected)
 
 
-def with_variant_inputs(
-    make_inputs: Callable[[Definition, Plan, Draws], Inputs],
-) -> Callable[[Definition, Plan, Draws], Inputs]:
+def variant_inputs(
+    make_inputs: Callable[[Definition, Plan, Draws], Inputs], definition: Definition, plan: Plan, draws: Draws
+) -> Inputs:
     """Inputs of the plain family, and the sinks, bf16 numbers [heads], where the Definition has them."""
-
-    def make(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-        plain = {name: spec for name, spec in definition.inputs.items() if name != "sinks"}
-        inputs = make_inputs(replace(definition, inputs=plain), plan, draws)
-        scale = SINK_SCALE * (FAR_SINKS if plan["logits"] in ("spread", "vast") else 1.0)
-        # As models store them, which FlashAttention 3 asks for; other kernels take them in float32.
-        sinks = draws.normal([definition.const_axes["num_qo_heads"]], torch.bfloat16, scale)
-        widened = "sinks" in definition.inputs and definition.inputs["sinks"].dtype == "float32"
-        inputs["sinks"] = sinks.float() if widened else sinks
-        return {name: inputs[name] for name in definition.inputs}
-
-    return make
+    plain = {name: spec for name, spec in definition.inputs.items() if name != "sinks"}
+    inputs = make_inputs(replace(definition, inputs=plain), plan, draws)
+    scale = SINK_SCALE * (FAR_SINKS if plan["logits"] in ("spread", "vast") else 1.0)
+    # As models store them, which FlashAttention 3 asks for; other kernels take them in float32.
+    sinks = draws.normal([definition.const_axes["num_qo_heads"]], torch.bfloat16, scale)
+    widened = "sinks" in definition.inputs and definition.inputs["sinks"].dtype == "float32"
+    inputs["sinks"] = sinks.float() if widened else sinks
+    return {name: inputs[name] for name in definition.inputs}
 
 
 def corner_plans(plain: Family, request: PlanRequest) -> list[Plan]:
-    """Those of the plain family, and requests around the window and beyond it, with more queries than fit a tile.
-
-    On a GPU, the lengths of other plans reach no window of thousands of keys.
-    """
+    """Those of the plain family, and requests around and beyond the window, which on a GPU no other lengths reach; more
+    queries than fit a tile."""
     window = request.definition.const_axes.get("window_size", 1)
     around: Plan = {"kv_lens": [window + 300, window + 1, window, 70], "scale": SCALES[0]}
     if has_queries(request.definition):
@@ -196,7 +192,7 @@ def corner_plans(plain: Family, request: PlanRequest) -> list[Plan]:
 
 
 def cap_error(expected: Expected) -> torch.Tensor:
-    """What errors of the capped logits do to an output, or to the natural lse."""
+    """The effect of errors of the capped logits on an output, or on the natural lse."""
     return CAP_ERROR * expected.parts[CAPPED]
 
 
@@ -227,20 +223,13 @@ def capped_kernel(kernel: Kernel) -> Kernel:
 
 
 def variant_family(plain: Family, variant: str, kernels: Sequence[Kernel], oracle: Oracle) -> Family:
-    """The record of a variant of a family.
-
-    Args:
-        plain: the record of attention without cap, window and sinks.
-        variant: one of `TWINS`, the suffix of the family's name.
-        kernels: the real implementations.
-        oracle: the expected outputs.
-    """
+    """The record of a variant of `plain`, attention without cap, window and sinks; `variant` is one of `TWINS`."""
     return replace(
         plain,
         name=f"{plain.name}_{variant}",
         twin={**plain.twin, **TWINS[variant]},
         plan=plain.plan.with_corners(functools.partial(corner_plans, plain)),
-        make_inputs=with_variant_inputs(plain.make_inputs),
+        make_inputs=functools.partial(variant_inputs, plain.make_inputs),
         oracle=oracle,
         kernels=tuple(capped_kernel(kernel) if "softcap" in variant else kernel for kernel in kernels),
     )

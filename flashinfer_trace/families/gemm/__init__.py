@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import torch
 
+from flashinfer_trace.families.calls import calling
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.format.precision import float32_sums
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
@@ -21,14 +22,13 @@ from flashinfer_trace.verdict.compare import ErrorBound, Expected, rounding_erro
 SLACK = 2.0**-8
 
 KINDS = ("normal", "integers", "large", "tiny", "positive", "spread")
-#: Kinds of activations and of weights, of which float16 would lose both; for corners on a CPU.
+#: Kinds of activations and of weights; float16 would lose both; for corners on a CPU.
 BOTH = {"both_huge": ("huge", "vast"), "both_minute": ("minute", "minute")}
-#: By what minute weights are smaller, and so is a bias beside them.
+#: The factor of minute weights, and of a bias that goes with them.
 MINUTE = 1e-6
 
-
-#: Of float32 products only: integers of up to 13 bits, which TF32 does not hold, in activations or in weights, and
-#: beside them -1, 0 and 1, one of 8 not 0. Sums are exact.
+#: Of float32 products only: integers of up to 13 bits, which TF32 does not hold, in activations or in weights; the
+#: other operand has -1, 0 and 1, one of 8 not 0. Sums are exact.
 MANY_BITS = {"bits_of_a": ("bits", "signs"), "bits_of_b": ("signs", "bits")}
 LARGEST_BITS, SIGNS_APART = 8191, 8
 
@@ -39,10 +39,8 @@ def axis(definition: Definition, letter: str) -> str:
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """A single row of products of one sign; and products beyond either end of float16's range, if A can hold them.
-
-    On a CPU, weights are beyond it too. On a GPU they are as usual.
-    """
+    """A single row of products of one sign; products beyond either end of float16's range, on a CPU of weights as
+    well."""
     if request.definition.inputs["A"].dtype == "float16":
         kinds = ["minute"]
     else:
@@ -67,19 +65,13 @@ def drawn(draws: Draws, shape: list[int], kind: str, dtype: torch.dtype, scale: 
 
 
 def kinds_of(kind: str, dtype: torch.dtype) -> tuple[str, str]:
-    """The kinds of activations and of weights: the magnitudes of weights are planned only in `BOTH`, and if spread.
-
-    Products of two spread ones are beyond float16.
-    """
+    """The kinds of activations and of weights; products of two spread ones are beyond float16."""
     alike = ("integers", "positive") if dtype == torch.float16 else ("integers", "positive", "spread")
     return {**BOTH, **MANY_BITS}.get(kind, (kind, kind if kind in alike else "normal"))
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """A of the planned kind, and B with standard deviation 1/sqrt(k); also batches of them.
-
-    A bias is of the size of the products, so a sum without it, or rounded before it, is wrong.
-    """
+    """A of the planned kind, and B with standard deviation 1/sqrt(k); a bias is of the size of the products."""
     axes, dtype = definition.const_axes, getattr(torch, definition.inputs["A"].dtype)
     batch = [axes["batch_size"]] if "batch_size" in axes else []
     n, k = (axes[axis(definition, letter)] for letter in "nk")
@@ -117,10 +109,8 @@ def magnitudes(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """The float64 product as (B @ A.mT).mT, plus the bias, and the sum of the magnitudes of all terms.
-
-    With integers, partial sums are integers. Below 2^24 they are exact in float32 in any order of summation.
-    """
+    """The float64 product as (B @ A.mT).mT, plus the bias, and the sum of the magnitudes of all terms; integers are
+    exact in float32 below 2^24."""
     a, b, bias = inputs["A"], inputs["B"], inputs.get("bias")
     value = (b.double() @ a.double().mT).mT.contiguous()
     magnitude = magnitudes(a, b)
@@ -154,7 +144,6 @@ FLOAT16_PRODUCT = ErrorBound(
     "one float16 rounding, u = 2^-11, of a float32 sum: 8 sqrt(k) 2^-24 |A||B|; exact for integer inputs",
 )
 
-
 SUM = ErrorBound(sum_bound, "a float32 sum: 8 sqrt(k) 2^-24 |A||B|; exact for integer inputs")
 FLOAT32_SUM = ErrorBound(
     functools.partial(sum_bound, factor=unit_roundoff(torch.float32)),
@@ -172,50 +161,10 @@ def run_cublas_float16(definition: Definition, inputs: Inputs, outputs: Outputs)
         return run_cublas(definition, inputs, outputs)
 
 
-def run_fused_a(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    from sglang.kernels.ops.gemm.dsv3_fused_a_gemm import dsv3_fused_a_gemm
-
-    dsv3_fused_a_gemm(inputs["A"].contiguous(), inputs["B"].T, output=outputs["C"])
-    return outputs
-
-
-def run_linear(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    return {"C": torch.nn.functional.linear(inputs["A"], inputs["B"], inputs.get("bias"))}
-
-
-def run_bmm(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    torch.bmm(inputs["A"], inputs["B"].mT, out=outputs["C"])
-    return outputs
-
-
-def run_float32(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    return {"C": torch.mm(inputs["A"], inputs["B"].T, out_dtype=torch.float32)}
-
-
-def run_router(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    import sgl_kernel
-
-    return {"C": sgl_kernel.dsv3_router_gemm(inputs["A"].contiguous(), inputs["B"], out_dtype=outputs["C"].dtype)}
-
-
-def run_deep_gemm_nn(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    """With a view of the weights, as SGLang's deterministic mode calls it for products of bf16 matrices."""
-    import deep_gemm
-
-    deep_gemm.bf16_gemm_nn(inputs["A"].contiguous(), inputs["B"].T, outputs["C"])
-    return outputs
-
-
-def run_deep_gemm_nt(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    import deep_gemm
-
-    deep_gemm.bf16_gemm_nt(inputs["A"].contiguous(), inputs["B"], outputs["C"])
-    return outputs
-
-
 FEW_ROWS, ROWS = {"m": (1, 16)}, {"m": (1, 1 << 20)}
 TWIN = {"n": 48, "k": 64}
-ROUTER, LINEAR = "sgl_kernel.dsv3_router_gemm", Kernel("torch.nn.functional.linear", run_linear, variant="cuBLAS")
+ROUTER = "sgl_kernel.dsv3_router_gemm", "A.contiguous B out_dtype=C.dtype"
+LINEAR = calling("torch.nn.functional.linear", "A B bias|None", "cuBLAS")
 
 
 def product(name: str, bound: ErrorBound, *kernels: Kernel, twin: Mapping[str, int] = TWIN) -> Family:
@@ -245,18 +194,27 @@ FAMILIES = (
         "gemm_bf16",
         PRODUCT,
         Kernel("torch.matmul", run_cublas, variant="cuBLAS"),
-        Kernel("sglang.kernels.ops.gemm.dsv3_fused_a_gemm.dsv3_fused_a_gemm", run_fused_a, limits=FEW_ROWS),
-        Kernel(ROUTER, run_router, limits=FEW_ROWS),
-        Kernel("deep_gemm.bf16_gemm_nn", run_deep_gemm_nn, limits=ROWS),
+        calling(
+            "sglang.kernels.ops.gemm.dsv3_fused_a_gemm.dsv3_fused_a_gemm", "A.contiguous B.T output=C", limits=FEW_ROWS
+        ),
+        calling(*ROUTER, limits=FEW_ROWS),
+        # With a view of the weights, as SGLang's deterministic mode calls it for products of bf16 matrices.
+        calling("deep_gemm.bf16_gemm_nn", "A.contiguous B.T C", limits=ROWS),
     ),
-    product("gemm_bf16_bias", PRODUCT, LINEAR),
+    product(
+        "gemm_bf16_bias",
+        PRODUCT,
+        LINEAR,
+        calling("flashinfer.gemm.tinygemm_bf16", "A.contiguous B C bias", limits={"m": (1, 128)}),
+    ),
     product("gemm_float32", FLOAT32_SUM, LINEAR),
     product(
         "gemm_float32_out",
         SUM,
-        Kernel(ROUTER, run_router, variant="float32", limits=FEW_ROWS),
-        Kernel("torch.mm", run_float32, variant="out_dtype=float32", limits=ROWS),
-        Kernel("deep_gemm.bf16_gemm_nt", run_deep_gemm_nt, variant="float32", limits=ROWS),
+        calling(*ROUTER, "float32", limits=FEW_ROWS),
+        calling("torch.mm", "A B.T out_dtype=C.dtype", "out_dtype=float32", limits=ROWS),
+        calling("sglang.kernels.ops.gemm.tiny_gemm.tiny_gemm_bf16", "A.contiguous B out=C", "float32", limits=FEW_ROWS),
+        calling("deep_gemm.bf16_gemm_nt", "A.contiguous B C", "float32", limits=ROWS),
     ),
-    product("bmm_bf16", PRODUCT, Kernel("torch.bmm", run_bmm, variant="cuBLAS"), twin={**TWIN, "batch_size": 3}),
+    product("bmm_bf16", PRODUCT, calling("torch.bmm", "A B.mT out=C", "cuBLAS"), twin={**TWIN, "batch_size": 3}),
 )

@@ -20,10 +20,8 @@ INTEGERS = (0, 2, 4, 5, 6, 10, 12, 13, 14)
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """More than one tile of scales, sums of one sign, and an alpha beyond the range of float16.
-
-    On a CPU, scales of blocks are any that e4m3 has.
-    """
+    """More than one tile of scales, sums of one sign, an alpha beyond float16's range; on a CPU, any scales of
+    blocks."""
     kinds = {"huge": 3, "minute": 3, "normal" if request.large else "wide": 40, "positive": 129}
     return [{"m": m, "values": values} for values, m in kinds.items()]
 

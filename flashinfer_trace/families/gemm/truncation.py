@@ -1,4 +1,4 @@
-"""What Hopper's fp8 tensor cores lose, and the policies of kernels that use them.
+"""The bits that Hopper's fp8 tensor cores drop, and the policies of kernels that use them.
 
 An instruction multiplies 32 pairs of codes for each output. It aligns the 32 products and the running sum with the
 largest of them and cuts each off, toward zero, below its 13th bit after the leading one (measured, and described in
@@ -32,7 +32,7 @@ from flashinfer_trace.verdict.intervals import Interval
 STEP = 32
 #: Bits that a term keeps after the leading one of the largest.
 KEPT_BITS = 13
-#: Terms of an instruction beside the products: the running sum and the result.
+#: Terms of an instruction other than the products: the running sum and the result.
 OTHERS = 2
 #: Elements of all products that are held at once: about 0.5 GB.
 LARGEST_BATCH = 2**24
@@ -42,16 +42,13 @@ EXPONENT = 0x7F800000
 
 @dataclass
 class Loss:
-    """A product, and what cutting its terms off can do to it; each [..., m, n]. See the module.
-
-    The unit of an instruction is 2^-KEPT_BITS times its leading power of two. The sums are of these powers of two.
+    """A product, and what cutting its terms off can do to it; each [..., m, n]. The unit of an instruction is
+    2^-KEPT_BITS times its leading power of two.
 
     Attributes:
-        product: exact, float64; the others are float32.
-        units: the sum over the instructions.
-        squares: the sum of their squares.
-        signed: the sum of each times the sum of the signs of the products.
-        results: the sum of each times the sign of the running sum after the instruction.
+        product: exact, float64; the others are float32 sums of leading powers of two over the instructions:
+        units, squares: of each, and of its square.
+        signed, results: times the signs of the products, and times the sign of the running sum afterwards.
     """
 
     product: torch.Tensor

@@ -3,52 +3,43 @@
 From its source (SGLang 0.5.23, kernels/ops/attention/extend_attention.py): a first loop goes over the cached
 tokens, a second one over the new ones. Weights are summed in float32 and rounded to bf16 for the product with the
 values; nothing is split, and no lse is returned. Loads beyond the end of a request are masked, so NaN does not leak.
+
+Its variants have capped logits, a window of keys, or sinks. sliding_window_size counts the keys before a query's own
+one; tiles of keys that no query of a block sees are skipped. Caps and sinks are computed as in `variants`.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import torch
 
-from flashinfer_trace.families.attention import flash_attention, triton
-from flashinfer_trace.families.attention.cases import (
-    SCALES,
-    AttentionOptions,
-    Requests,
-    add_peaks,
-    corner_lengths,
-    give_signs,
-    query_scale,
-    softmax_scale,
-    usual_scale,
-    value_scale,
-)
+from flashinfer_trace.families.attention import cases, flash_attention, triton, variants
 from flashinfer_trace.families.attention.kernels import BATCHES, QUERIES
-from flashinfer_trace.families.attention.oracle import any_chunks, expected_outputs
-from flashinfer_trace.families.attention.paged import PageTable, spoil_request, spoil_unused
-from flashinfer_trace.families.attention.paged_cases import page_table
+from flashinfer_trace.families.attention.oracle import Memory, any_chunks, expected_outputs
 from flashinfer_trace.families.attention.policies import OUTPUT, kernel_policies
-from flashinfer_trace.families.attention.tiles import Memory
+from flashinfer_trace.families.calls import called
+from flashinfer_trace.families.gqa_paged.variants import with_cap, with_cap_error
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, KernelCall, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws, indptr
 from flashinfer_trace.harness.layouts import LAYOUT, NAN_ROW
-from flashinfer_trace.verdict.compare import Expected
+from flashinfer_trace.verdict.compare import ErrorBound, Expected
 
 MODULE = "sglang.kernels.ops.attention.extend_attention"
 #: Every query has at least its own key.
-OPTIONS = AttentionOptions(unseeing_rows=False, keyless=False, keyless_requests=False)
+OPTIONS = cases.AttentionOptions(unseeing_rows=False, keyless=False, keyless_requests=False)
 
 
 def corners(request: PlanRequest) -> list[Plan]:
     """Those of `corner_lengths`; on a CPU, the second one has a request without queries in the middle, and another one
     has requests without cached tokens, and no slots at all."""
-    found = corner_lengths(request)
+    found = cases.corner_lengths(request)
     if not request.large:
         found[1] |= {"kv_lens": [300, 6, 40], "q_lens": [5, 0, 9]}
-        found.append({"kv_lens": [6, 9], "logits": "normal", "scale": SCALES[0], "q_lens": [6, 9]})
+        found.append({"kv_lens": [6, 9], "logits": "normal", "scale": cases.SCALES[0], "q_lens": [6, 9]})
     return found
 
 
@@ -56,20 +47,24 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     """Normal queries, keys and values of the planned kind; slots that belong to no request are NaN or stale."""
     axes, device, kind = definition.const_axes, draws.device, plan["logits"]
     heads, kv_heads, qk_dim, vo_dim = (axes[axis] for axis in ("num_qo_heads", "num_kv_heads", "qk_dim", "vo_dim"))
-    table, q_lens, sm_scale = page_table(definition, plan, draws), plan["q_lens"], softmax_scale(qk_dim, plan["scale"])
+    table, q_lens, sm_scale = (
+        cases.page_table(definition, plan, draws),
+        plan["q_lens"],
+        cases.softmax_scale(qk_dim, plan["scale"]),
+    )
     slots, new = table.num_pages, sum(q_lens)
-    keys = draws.normal((slots + new, kv_heads, qk_dim), torch.bfloat16, value_scale(kind))
-    values = draws.normal((slots + new, kv_heads, vo_dim), torch.bfloat16, value_scale(kind))
+    keys = draws.normal((slots + new, kv_heads, qk_dim), torch.bfloat16, cases.value_scale(kind))
+    values = draws.normal((slots + new, kv_heads, vo_dim), torch.bfloat16, cases.value_scale(kind))
     if kind == "positive":
         values.abs_()
-    q = draws.normal([new, heads, qk_dim], scale=query_scale(kind))
-    give_signs(kind, q, keys)
-    add_peaks(kind, q, keys, q_lens, plan["kv_lens"], sm_scale, draws, places(table, q_lens))
+    q = draws.normal([new, heads, qk_dim], scale=cases.query_scale(kind))
+    cases.give_signs(kind, q, keys)
+    cases.add_peaks(kind, q, keys, q_lens, plan["kv_lens"], sm_scale, draws, places(table, q_lens))
     buffers = {"k_buffer": keys[:slots].unsqueeze(1), "v_buffer": values[:slots].unsqueeze(1)}
     for buffer in buffers.values():
-        spoil_unused(buffer, table.used(device), plan["unused"])
+        cases.spoil_unused(buffer, table.used(device), plan["unused"])
     if plan.get(LAYOUT) == NAN_ROW:
-        spoil_request(table, q_lens, q, list(buffers.values()))
+        cases.spoil_request(table, q_lens, q, list(buffers.values()))
         for new_rows in (keys[slots:], values[slots:]):
             new_rows.masked_fill_(q[:, :1, :1].isnan(), math.nan)
     inputs = {
@@ -85,7 +80,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     return {name: inputs[name] for name in definition.inputs}
 
 
-def places(table: PageTable, q_lens: list[int]) -> torch.Tensor:
+def places(table: cases.PageTable, q_lens: list[int]) -> torch.Tensor:
     """Where the keys of all requests are among those of all slots and the new ones: int64, on the CPU."""
     found = []
     for request, (first, end) in enumerate(itertools.pairwise([0, *itertools.accumulate(q_lens)])):
@@ -99,7 +94,7 @@ def memory(inputs: Inputs) -> Memory:
     queries, cached = torch.stack([offsets, starts]).tolist()
     lengths = [end - first for first, end in itertools.pairwise(cached)]
     lengths = [old + end - first for old, (first, end) in zip(lengths, itertools.pairwise(queries), strict=True)]
-    # One slot more, so that there is something to look up where no request has cached tokens.
+    # One slot more, so there is something to look up where no request has cached tokens.
     known = torch.nn.functional.pad(indices.long(), (0, 1))
 
     def slots(request: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
@@ -117,32 +112,16 @@ def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
 
 
 def run_triton(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    from sglang.kernels.ops.attention.extend_attention import extend_attention_fwd
-
-    names = ("q", "k", "v", "k_buffer", "v_buffer")
-    q, k, v, k_buffer, v_buffer = (inputs[name] for name in names)
     offsets, axes = inputs["qo_indptr"].long(), definition.const_axes
-    extend_attention_fwd(
-        q,
-        k,
-        v,
-        outputs["output"],
-        k_buffer,
-        v_buffer,
-        offsets,
-        inputs["kv_indptr"],
-        inputs["kv_indices"].long(),
-        None,
-        True,
-        None,
-        int(offsets.diff().max()),
-        1.0,
-        1.0,
-        sm_scale=float(inputs["sm_scale"]),
-        logit_cap=float(axes.get("logits_soft_cap", 0)),
-        sliding_window_size=axes.get("window_size", 0) - 1,
-        sinks=inputs.get("sinks"),
+    given = {
+        **{"offsets": offsets, "indices": inputs["kv_indices"].long(), "longest": int(offsets.diff().max())},
+        **{"cap": float(axes.get("logits_soft_cap", 0)), "window": axes.get("window_size", 0) - 1},
+    }
+    text = (
+        "q k v output k_buffer v_buffer offsets kv_indptr indices None True None longest 1.0 1.0 sm_scale= "
+        "logit_cap=cap sliding_window_size=window sinks=|None"
     )
+    called(f"{MODULE}.extend_attention_fwd", text, definition, {**inputs, **outputs, **given})
     return outputs
 
 
@@ -152,7 +131,7 @@ def run_flash_attention(definition: Definition, inputs: Inputs, outputs: Outputs
     cached = starts.diff()[:, None]
     lengths = cached + offsets.diff()[:, None]
     column = torch.arange(int(lengths.max()), device=offsets.device)
-    # One slot more, so that there is something to look up where no request has cached tokens.
+    # One slot more, so there is something to look up where no request has cached tokens.
     old = torch.nn.functional.pad(indices, (0, 1))[(starts[:-1, None] + column).clamp_max(len(indices))]
     new = len(inputs["k_buffer"]) + offsets[:-1, None] + column - cached
     table = torch.where(column < cached, old, new).masked_fill(column >= lengths, 0).to(torch.int32)
@@ -168,12 +147,12 @@ def kernel(path: str, call: KernelCall) -> Kernel:
     return Kernel(path, call, limits={**BATCHES, **QUERIES, "num_slots": (1, 1 << 30)}, compare=policies)
 
 
-FAMILIES = (
+PLAIN_FAMILIES = (
     Family(
         name="gqa_extend_causal",
         op_type="gqa_paged",
         twin={"num_qo_heads": 6, "num_kv_heads": 2, "qk_dim": 64, "vo_dim": 48},
-        plan=Requests("num_slots", corners, OPTIONS),
+        plan=cases.Requests("num_slots", corners, OPTIONS),
         make_inputs=make_inputs,
         strided=("q", "k", "v", "k_buffer", "v_buffer"),
         isolated=("q",),
@@ -183,6 +162,45 @@ FAMILIES = (
             kernel(f"{MODULE}.extend_attention_fwd", run_triton),
             kernel(flash_attention.PAGED_PATH, run_flash_attention),
         ),
-        faults=(usual_scale(),),
+        faults=(cases.usual_scale(),),
+    ),
+)
+
+(PLAIN,) = PLAIN_FAMILIES
+
+
+def oracle_of_variant(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    """Expected output; where logits are capped, its parts have the cap as well."""
+    found = variants.expected_of_variant(definition, inputs, memory(inputs), True)["output"]
+    return with_cap(definition, {"output": found})
+
+
+def corners_of_variant(request: PlanRequest) -> list[Plan]:
+    """Those of every variant; on a CPU also one with more keys than any plan draws, since its window is small."""
+    long: Plan = {"kv_lens": [2600, 3], "q_lens": [2, 1], "logits": "normal", "scale": cases.SCALES[0]}
+    return [*variants.corner_plans(PLAIN, request), *([] if request.large else [long])]
+
+
+def kernel_of(kernel: Kernel, variant: str) -> Kernel:
+    """A kernel of the plain family, with the bounds of one variant."""
+    policy = kernel.compare["output"]
+    assert isinstance(policy, ErrorBound)
+    if "softcap" in variant:
+        fast = kernel.path == flash_attention.PAGED_PATH
+        policy = variants.with_error(policy, variants.cap_error, variants.TANH) if fast else with_cap_error(policy)
+    if "sinks" in variant:
+        policy = variants.with_flushed_weights(policy)
+    return replace(kernel, compare={"output": policy})
+
+
+FAMILIES = (
+    PLAIN,
+    *(
+        replace(
+            variants.variant_family(PLAIN, variant, (), oracle_of_variant),
+            plan=PLAIN.plan.with_corners(corners_of_variant),
+            kernels=tuple(kernel_of(kernel, variant) for kernel in PLAIN.kernels),
+        )
+        for variant in variants.TWINS
     ),
 )

@@ -7,7 +7,7 @@
   e4m3, which that leaves as they are: with others, a bound for it would hide errors of 20 % and more.
 - Weights, which are at most 1 for the largest logit so far, are rounded to e4m3, the dtype of the values: to 4 bits.
   Triton's kernel rounds those below 2^-6 to multiples of 2^-9 (decode_attention.py, ``p.to(v.dtype)``).
-  FlashAttention 3 multiplies all of them by 2^8 before, so that it rounds smaller ones to 4 bits, too.
+  FlashAttention 3 multiplies all of them by 2^8 before, so it also rounds smaller ones to 4 bits.
 - Tensor cores add up products of fp8 in fewer bits than float32 has, about 13.
 """
 
@@ -18,25 +18,10 @@ from dataclasses import replace
 
 import torch
 
-from flashinfer_trace.families.attention import flash_attention, triton
-from flashinfer_trace.families.attention.cases import (
-    BEYOND_FLOAT16,
-    EDGES,
-    LOGIT_KINDS,
-    PEAKED,
-    add_peaks,
-    give_signs,
-    query_scale,
-    softmax_scale,
-    usual_scale,
-)
+from flashinfer_trace.families.attention import cases, flash_attention, triton
 from flashinfer_trace.families.attention.kernels import WITH_KEYS
-from flashinfer_trace.families.attention.oracle import any_chunks, expected_outputs
-from flashinfer_trace.families.attention.paged import spoil_unused
-from flashinfer_trace.families.attention.paged_cases import index_inputs, page_table, paged_family, paged_memory
-from flashinfer_trace.families.attention.policies import Rounding, kernel_policies
-from flashinfer_trace.families.attention.rounding import HIGHER_ORDERS, LOG2_E
-from flashinfer_trace.families.attention.tiles import Memory
+from flashinfer_trace.families.attention.oracle import Memory, any_chunks, expected_outputs
+from flashinfer_trace.families.attention.policies import HIGHER_ORDERS, LOG2_E, Rounding, kernel_policies
 from flashinfer_trace.families.gqa_paged import TWIN
 from flashinfer_trace.families.quantized import E4M3_MAX
 from flashinfer_trace.format.definition import Definition
@@ -58,9 +43,9 @@ SCALES = {
     "normal": (1.0, 1.0),
     "large": (0.7, 1.5),
     "positive": (1.25, 0.6),
-    "beyond_float16": (BEYOND_FLOAT16, BEYOND_FLOAT16),
+    "beyond_float16": (cases.BEYOND_FLOAT16, cases.BEYOND_FLOAT16),
     "vast": (1 / WIDE, 1 / WIDE),
-    "uniform": (BEYOND_FLOAT16, BEYOND_FLOAT16),
+    "uniform": (cases.BEYOND_FLOAT16, cases.BEYOND_FLOAT16),
 }
 
 
@@ -68,30 +53,30 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     """Queries and caches of the planned kind, rounded to e4m3; entries of no request are NaN or stale."""
     axes, kind = definition.const_axes, plan["logits"]
     heads, kv_heads, dim = (axes[axis] for axis in ("num_qo_heads", "num_kv_heads", "head_dim"))
-    requests, sm_scale = plan["kv_lens"], softmax_scale(dim, plan["scale"])
+    requests, sm_scale = plan["kv_lens"], cases.softmax_scale(dim, plan["scale"])
     k_scale, v_scale = SCALES.get(kind, SCALES["normal"])
-    table = page_table(definition, plan, draws)
+    table = cases.page_table(definition, plan, draws)
     shape = (table.num_pages, table.page_size, kv_heads, dim)
     caches = {name: draws.normal(shape) for name in ("k_cache", "v_cache")}
     if kind == "positive":
         caches["v_cache"].abs_()
-    q = draws.normal([len(requests), heads, dim], scale=query_scale(kind))
-    give_signs(kind, q, caches["k_cache"])
+    q = draws.normal([len(requests), heads, dim], scale=cases.query_scale(kind))
+    cases.give_signs(kind, q, caches["k_cache"])
     size = WIDE if kind == "vast" else 1.0
     codes = {name: (cache * size).clamp(-448, 448).to(torch.float8_e4m3fn) for name, cache in caches.items()}
-    if kind in PEAKED:
+    if kind in cases.PEAKED:
         keys = codes["k_cache"].float().flatten(0, 1)
-        add_peaks(kind, q, keys, [1] * len(requests), requests, sm_scale, draws, table.slots)
+        cases.add_peaks(kind, q, keys, [1] * len(requests), requests, sm_scale, draws, table.slots)
     used = table.used(draws.device)
     for name, code in codes.items():
         spoiled = code.float().clamp(-100, 100)
-        spoil_unused(spoiled, used, plan["unused"])
+        cases.spoil_unused(spoiled, used, plan["unused"])
         unused = ~used.view(*used.shape, 1, 1)
         codes[name] = torch.where(unused, spoiled.clamp(-448, 448), code.float()).to(torch.float8_e4m3fn)
-    if kind in (*LOGIT_KINDS, EDGES):
+    if kind in (*cases.LOGIT_KINDS, cases.EDGES):
         q = in_fp8(q).float()
     inputs = {"q": q.to(torch.bfloat16), **codes, "k_scale": k_scale, "v_scale": v_scale, "sm_scale": sm_scale}
-    inputs |= index_inputs(table, plan, draws.device)
+    inputs |= cases.index_inputs(table, plan, draws.device)
     return {name: inputs[name] for name in definition.inputs}
 
 
@@ -99,7 +84,7 @@ def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     """That of a cache in any dtype; its parts also have what fp8 does: see `of_products`."""
     k_scale, v_scale, sm_scale = (float(inputs[name]) for name in ("k_scale", "v_scale", "sm_scale"))
     keys, values = (inputs[name].double().flatten(0, 1) for name in ("k_cache", "v_cache"))
-    memory = paged_memory(inputs, keys * k_scale, values * v_scale, definition.const_axes["page_size"])
+    memory = cases.paged_memory(inputs, keys * k_scale, values * v_scale, definition.const_axes["page_size"])
     found = expected_outputs(inputs["q"], memory, sm_scale, False, any_chunks())
     return with_fp8(found, inputs["q"], memory, sm_scale)
 
@@ -133,7 +118,7 @@ def with_fp8(found: dict[str, Expected], queries: torch.Tensor, memory: Memory, 
 
 
 def of_products(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sm_scale: float) -> dict[str, torch.Tensor]:
-    """What fp8 does to the output o of one query with the weights p, by element and along o, and to its lse.
+    """The effect of fp8 on the output o of one query with the weights p, by element and along o, and on its lse.
 
     The largest weight is 1 before it is divided by the sum, and never rounded. ``e4m3``: independent errors of up to
     2^-4 p. ``steps``: the sum of those of small weights, which many keys may share: up to 2^-10, or up to p where they
@@ -218,23 +203,20 @@ KERNELS = tuple(
         replace(flash_attention.DECODE, call=run_flash_attention, plan_options=WITH_KEYS, common=None),
     )
 )
-FAMILY = paged_family(
+FAMILY = cases.paged_family(
     "gqa_paged_decode_fp8_cache",
     "gqa_paged",
     {**TWIN, "page_size": 1},
     make_inputs,
     oracle,
     KERNELS,
-    (usual_scale(),),
+    (cases.usual_scale(),),
 )
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """Those of any paged cache; on a CPU, the last one has scales that differ and are no powers of two.
-
-    Queries of the kind beyond_float16 are 0 in e4m3: kernels get zeros instead, with the same scales of the cache. What
-    e4m3 does to the queries of spread and vast logits is no error of a kernel.
-    """
+    """Those of any paged cache. On a CPU, the last one has scales that differ and are not powers of two. Queries beyond
+    float16 are 0 in e4m3, so kernels get zeros. The errors of e4m3 in spread and vast logits are not a kernel's."""
     found = list(FAMILY.plan.corners(request))
     if request.large or request.plan_options is not None:  # for a kernel
         found = [plan for plan in found if plan["logits"] not in ("spread", "vast")]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from flashinfer_trace.families.attention.cases import usual_scale
+from flashinfer_trace.families.attention.cases import paged_family, usual_scale
 from flashinfer_trace.families.attention.flash_attention import LATENT_DECODE, LATENT_PREFILL
-from flashinfer_trace.families.attention.paged_cases import paged_family
 from flashinfer_trace.families.mla_paged.blackwell import TRTLLM_DECODE
 from flashinfer_trace.families.mla_paged.inputs import SCALED_DIM, make_inputs, oracle
 from flashinfer_trace.families.mla_paged.kernels import DECODE, PREFILL

@@ -1,7 +1,7 @@
 """The kernels of latent attention that need Blackwell, called as SGLang calls them.
 
-None of them has run here. The same functions are proven by flashinfer's kernels for Hopper. What these kernels round is
-not known; the bounds allow what flashinfer's fa2 rounds: the weights before they are summed, and partial outputs.
+None of them has been run here. flashinfer's kernels for Hopper prove the same functions. The roundings of these kernels
+are not known. The bounds allow those of flashinfer's fa2: the weights before they are summed, and partial outputs.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ import functools
 
 import torch
 
-from flashinfer_trace.families.attention.cases import AttentionOptions
+from flashinfer_trace.families.attention.cases import AttentionOptions, kv_lengths
 from flashinfer_trace.families.attention.kernels import BATCHES, PAGES, table_of
-from flashinfer_trace.families.attention.paged_cases import kv_lengths
 from flashinfer_trace.families.attention.policies import Rounding, kernel_policies
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Kernel, Outputs

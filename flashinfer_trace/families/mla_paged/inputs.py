@@ -10,11 +10,19 @@ import functools
 
 import torch
 
-from flashinfer_trace.families.attention.cases import add_peaks, give_signs, query_scale, softmax_scale, value_scale
-from flashinfer_trace.families.attention.oracle import expected_outputs, in_pieces
-from flashinfer_trace.families.attention.paged import spoil_unused
-from flashinfer_trace.families.attention.paged_cases import index_inputs, page_table, paged_memory, query_lengths
-from flashinfer_trace.families.attention.tiles import Memory
+from flashinfer_trace.families.attention.cases import (
+    add_peaks,
+    give_signs,
+    index_inputs,
+    page_table,
+    paged_memory,
+    query_lengths,
+    query_scale,
+    softmax_scale,
+    spoil_unused,
+    value_scale,
+)
+from flashinfer_trace.families.attention.oracle import Memory, expected_outputs, in_pieces
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Plan
 from flashinfer_trace.harness.inputs import Draws

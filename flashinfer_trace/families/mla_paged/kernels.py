@@ -3,7 +3,7 @@
 The following is from their source (flashinfer 0.7.2, mla/ and include/flashinfer/attention), and plans respect it:
 
 - MLAPlan (scheduler.cuh) divides by the batch size, so an empty batch ends the process.
-- Keys from kv_len on are not loaded but filled with zeros (load_kv: kFillZero beyond packed_kv_bound), so that NaN in
+- Keys from kv_len on are not loaded but filled with zeros (load_kv: kFillZero beyond packed_kv_bound). So NaN in
   the tail of the last page, or in pages that belong to no request, does not leak.
 - A row that attends to nothing has an output of 0 and an lse of -inf, also where the keys of its request are split.
   (0.6.12 masked logits by -5e4 before it scaled them, and returned -5e4 where keys are split.)
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import torch
 
-from flashinfer_trace.families.attention.cases import AttentionOptions
+from flashinfer_trace.families.attention.cases import AttentionOptions, kv_lengths
 from flashinfer_trace.families.attention.kernels import (
     BATCHES,
     PAGES,
@@ -28,7 +28,6 @@ from flashinfer_trace.families.attention.kernels import (
     flashinfer_kernels,
     wrapper,
 )
-from flashinfer_trace.families.attention.paged_cases import kv_lengths
 from flashinfer_trace.families.attention.policies import Rounding
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Outputs

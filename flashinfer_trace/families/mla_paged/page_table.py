@@ -11,9 +11,8 @@ import functools
 
 import torch
 
-from flashinfer_trace.families.attention.cases import AttentionOptions, usual_scale
+from flashinfer_trace.families.attention.cases import AttentionOptions, kv_lengths, paged_family, usual_scale
 from flashinfer_trace.families.attention.kernels import PAGES, table_of
-from flashinfer_trace.families.attention.paged_cases import kv_lengths, paged_family
 from flashinfer_trace.families.attention.policies import OUTPUT, Rounding, kernel_policies
 from flashinfer_trace.families.mla_paged import inputs as parts
 from flashinfer_trace.families.mla_paged import kernels as hopper

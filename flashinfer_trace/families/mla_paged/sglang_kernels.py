@@ -10,10 +10,9 @@ from __future__ import annotations
 import torch
 
 from flashinfer_trace.families.attention import triton
+from flashinfer_trace.families.attention.cases import kv_lengths
 from flashinfer_trace.families.attention.kernels import BATCHES, PAGES, WITH_KEYS, table_of
-from flashinfer_trace.families.attention.paged_cases import kv_lengths
-from flashinfer_trace.families.attention.policies import kernel_policies
-from flashinfer_trace.families.attention.rounding import LOG2_E
+from flashinfer_trace.families.attention.policies import LOG2_E, kernel_policies
 from flashinfer_trace.families.mla_paged.inputs import queries_of
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Kernel, Outputs

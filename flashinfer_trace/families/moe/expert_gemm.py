@@ -1,38 +1,163 @@
-"""One product of the experts that tokens chose, in bf16 and in fp8 blocks: what plans draw, and the records."""
+"""One product of the experts that tokens chose, in bf16 and in fp8 blocks.
+
+Errors of one element, with p its products: float32 sums lose 8 sqrt(k) u sum |p|. Hopper's tensor cores add fp8
+products with 13 bits after the leading bit, and drop the rest: see `TRUNCATION_VARIANCE`. Where an activation lies
+halfway between two codes, the oracle takes the number itself, and the code is off by half the distance between them.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
+from flashinfer_trace.families.calls import called
+from flashinfer_trace.families.gemm import positive_product
 from flashinfer_trace.families.moe.inputs import drawn_ids
-from flashinfer_trace.families.moe.kernels import LAUNCHABLE
-from flashinfer_trace.families.moe.products import (
-    PRODUCT,
-    QUANTIZED,
-    TRUNCATED,
-    Weights,
-    e4m3_groups,
-    products,
-    reshaped,
-    scaled,
-)
+from flashinfer_trace.families.moe.kernels import GAIN_CONFIDENCE, LAUNCHABLE
+from flashinfer_trace.families.moe.oracle import TRUNCATION_VARIANCE
 from flashinfer_trace.families.moe.rows import TRITON_MODULE
 from flashinfer_trace.families.moe.sorting import CHOICES
-from flashinfer_trace.families.quantized import BLOCK, CODE_SIGMA, dequantized, normal_codes, varied_scales
+from flashinfer_trace.families.quantized import (
+    BLOCK,
+    CODE_SIGMA,
+    blocks_of,
+    dequantized,
+    float_variance,
+    normal_codes,
+    varied_scales,
+)
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
 from flashinfer_trace.harness.inputs import SCALES_SPREAD, Draws
 from flashinfer_trace.harness.plans import FLAG, Count, RowPlans
-from flashinfer_trace.verdict.compare import Expected
+from flashinfer_trace.verdict.compare import (
+    CONFIDENCE,
+    ErrorBound,
+    Expected,
+    rounding_error,
+    summation_error,
+    unit_roundoff,
+)
+
+U32 = unit_roundoff(torch.float32)
+#: Roundings of one term other than its sum: two scales, their product with a code, and the routing weight.
+TERM_ROUNDINGS = 6
+#: Dropped bits shrink a sum of products coherently: see TRUNCATION_GAIN of whole experts, which have three products.
+PRODUCT_SHRINK = 2.0**-10
+#: Quotients this close to halfway between two codes, relative to themselves, may round either way: x, its scale and a
+#: reciprocal are rounded to float32 in between.
+HALFWAY = 8 * U32
+E4M3_MAX = 448.0
+
+#: expert -> its weights in float64 [n, k].
+Weights = Callable[[int], torch.Tensor]
+
+
+def e4m3_groups(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """rows [m, k] rounded to e4m3 in groups of BLOCK by the exponents of the quotients, float64, and half the distance
+    of codes where a quotient is halfway, which stays as it is."""
+    groups = blocks_of(rows.double())
+    scales = groups.abs().amax(dim=-1, keepdim=True).clamp_min(1e-10) / E4M3_MAX
+    quotient = (groups / scales).clamp(-E4M3_MAX, E4M3_MAX)
+    exponent = (torch.frexp(quotient.abs().clamp_min(2.0**-6)).exponent - 1).double()
+    spacing = torch.exp2(exponent - 3)
+    steps = quotient / spacing
+    halfway = ((steps.abs() % 1) - 0.5).abs() <= HALFWAY * steps.abs()
+    codes = torch.where(halfway, quotient, steps.round() * spacing)
+    half = torch.where(halfway, spacing / 2, 0.0)
+    return (codes * scales).flatten(1), (half * scales).flatten(1)
+
+
+def products(
+    rows: torch.Tensor,
+    of_expert: Iterable[tuple[int, torch.Tensor, torch.Tensor]],
+    weights: Weights,
+    shape: tuple[int, int],
+    spread: torch.Tensor | None = None,
+    squared: bool = False,
+) -> Expected:
+    """rows [m, k] float64 times the weights of their experts; zero where nobody writes.
+
+    Args:
+        of_expert: (expert, rows of the output, rows of `rows`), for experts with at least one.
+        shape: of the output.
+        spread: how far each element of `rows` may be off, [m, k].
+        squared: whether a kernel truncates; its bound then needs ``squares``.
+
+    Returns:
+        Parts ``magnitude``, ``squares`` and ``spread`` are bounds: see `positive_product`.
+    """
+    value, magnitude, off, squares = (rows.new_zeros(shape) for _ in range(4))
+    magnitudes = rows.abs().float()
+    for expert, to, source in of_expert:
+        own, x = weights(expert), magnitudes[source]
+        value[to] = rows[source] @ own.T
+        sizes = own.float().abs_()
+        magnitude[to] = positive_product(x, sizes)
+        if spread is not None:
+            off[to] = positive_product(spread[source].float(), sizes)
+        if squared:
+            squares[to] = positive_product(x.square(), sizes.square_())
+    parts = {"magnitude": magnitude, "spread": off, "length": torch.tensor(float(rows.shape[1]))}
+    return Expected(value, {**parts, "squares": squares} if squared else parts)
+
+
+def scaled(expected: Expected, factors: torch.Tensor) -> Expected:
+    """The products times one factor a row."""
+    size = factors.abs()
+    of = {"magnitude": size, "spread": size, "squares": size.square()}
+    parts = {name: part * of[name] if name in of else part for name, part in expected.parts.items()}
+    return Expected(expected.value * factors, parts)
+
+
+def reshaped(expected: Expected, shape: tuple[int, ...], exact: bool) -> Expected:
+    """The same with another shape; ``exact`` if each sum is exact in float32."""
+    parts = {name: part.view(shape) if part.ndim else part for name, part in expected.parts.items()}
+    return Expected(expected.value.view(shape), parts, exact)
+
+
+def float32_error(expected: Expected) -> torch.Tensor:
+    """One rounding to bf16, float32 sums, and activations that are halfway between two codes.
+
+    The rounded number is the sum with its errors: wrong codes can make it much larger than the expected value.
+    """
+    parts = expected.parts
+    inside = summation_error(parts["magnitude"], int(parts["length"])) + TERM_ROUNDINGS * U32 * parts["magnitude"]
+    off = inside + parts["spread"]
+    return rounding_error(expected.value.abs() + off, torch.bfloat16) + off
+
+
+def truncated_gain(expected: Expected) -> float:
+    """The shrinkage by dropped bits, plus 5 standard deviations of the mean of independent errors of all elements."""
+    parts, value = expected.parts, expected.value
+    variance = parts["squares"] * TRUNCATION_VARIANCE + float_variance(value, torch.bfloat16) + parts["spread"].square()
+    size = value.square().sum().clamp_min(1e-300)
+    return PRODUCT_SHRINK + GAIN_CONFIDENCE * math.sqrt(float((variance * value.square()).sum() / size.square()))
+
+
+PRODUCT = ErrorBound(
+    float32_error,
+    "one bf16 rounding, u = 2^-8, of a float32 sum: (8 sqrt(k) + 6) 2^-24 of the terms; exact for small integers",
+)
+QUANTIZED = ErrorBound(
+    float32_error,
+    "one bf16 rounding, u = 2^-8, of a float32 sum: (8 sqrt(k) + 6) 2^-24 of the terms; half the distance of codes for "
+    "activations halfway between two",
+)
+TRUNCATED = ErrorBound(
+    lambda expected: float32_error(expected) + CONFIDENCE * (expected.parts["squares"] * TRUNCATION_VARIANCE).sqrt(),
+    "as the reference, and 8 standard deviations of fp8 products that are added with 13 bits; for the scale of all "
+    "elements, 2^-10 for dropped bits and 5 standard deviations",
+    gain=truncated_gain,
+)
 
 #: ``positive``: activations of one sign. ``integers``: sums are exact in float32, so a kernel must round correctly.
 #: ``spread``: rows, and scales of rows of weights, of very different magnitude.
 KINDS = ("normal", "large", "tiny", "positive", "integers", "spread")
-#: ``vanishing``: far below the smallest scale, so that codes have few bits left.
+#: ``vanishing``: far below the smallest scale, so codes have few bits left.
 FP8_KINDS = ("normal", "large", "tiny", "positive", "vanishing", "spread")
 
 #: How tokens choose on a GPU. Most cases are of few experts: where all are chosen, the weights of all are read several
@@ -45,11 +170,8 @@ MANY = 300
 
 
 def plans_of(kinds: tuple[str, ...], on_cpu: Sequence[Plan] = ()) -> RowPlans:
-    """Plans whose activations are of these kinds.
-
-    The corners are one token; on a CPU also values beyond float16's range, of which it was never seen what kernels
-    make, and `MANY` rows of one expert: a GPU draws up to 300.
-    """
+    """Plans with activations of these kinds. On a CPU, values are also beyond float16's range, where no kernel has
+    been run, and one expert has `MANY` rows: a GPU draws up to 300."""
     return RowPlans(
         {"seq_len": Count(24, 300)},
         {
@@ -91,7 +213,7 @@ def drawn_activations(shape: list[int], kind: str, zero_row: bool, draws: Draws)
 
 
 def routed_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """What does not depend on the format of weights; integers have weights that are powers of two."""
+    """The inputs that do not depend on the format of weights; for integers, topk_weights are powers of two."""
     axes, count = definition.const_axes, plan["seq_len"]
     weights = draws.uniform([count, axes["top_k"]], 0.05, 2.5)
     if plan["values"] == "integers":
@@ -166,12 +288,6 @@ def fp8_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     return expected_output(definition, inputs, rows, weights, spread)
 
 
-#: The choices of a token, and its rows, are the Definition's own: whether choices share a row shows at no other sizes.
-
-
-# The kernels
-
-
 def default_config(tokens: int, experts: int, fp8: bool) -> dict[str, int]:
     """The tiles that SGLang takes where it has no tuned ones (get_default_config)."""
     if fp8:
@@ -185,52 +301,29 @@ def default_config(tokens: int, experts: int, fp8: bool) -> dict[str, int]:
 def run_fused_moe(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     """The rows are sorted by expert first, in blocks of the kernel's tiles."""
     import triton.language as tl
-    from sglang.kernels.ops.moe.fused_moe_triton_kernels import invoke_fused_moe_kernel
     from sglang.srt.layers.moe.moe_runner.triton_utils.moe_align_block_size import moe_align_block_size
 
-    axes, ids, scales = definition.const_axes, inputs["topk_ids"], inputs.get("weights_scale")
-    fp8 = scales is not None
-    config: dict[str, Any] = default_config(len(ids), axes["num_experts"], fp8)
+    axes, ids, fp8 = definition.const_axes, inputs["topk_ids"], "weights_scale" in inputs
+    config = default_config(len(ids), axes["num_experts"], fp8)
     sorted_ids, expert_ids, padded = moe_align_block_size(ids, config["BLOCK_SIZE_M"], axes["num_experts"])
-    rows: torch.Tensor = inputs["hidden_states"].flatten(0, 1)
-    invoke_fused_moe_kernel(
-        A=rows,
-        B=inputs["weights"],
-        bias=None,
-        C=outputs["output"],
-        A_scale=None,
-        B_scale=scales,
-        B_zp=None,
-        topk_weights=inputs["topk_weights"],
-        topk_ids=ids,
-        sorted_token_ids=sorted_ids,
-        expert_ids=expert_ids,
-        num_tokens_post_padded=padded,
-        mul_routed_weight=bool(inputs["mul_routed_weight"]),
-        top_k=axes["top_k"] // axes["rows_per_token"],
-        config=config,
-        compute_type=tl.bfloat16,
-        use_fp8_w8a8=fp8,
-        use_int8_w8a8=False,
-        use_int8_w8a16=False,
-        use_int4_w4a16=False,
-        per_channel_quant=False,
-        block_shape=[BLOCK, BLOCK] if fp8 else None,
-        filter_expert=True,
+    given = {
+        **{"rows": inputs["hidden_states"].flatten(0, 1), "config": config, "type": tl.bfloat16, "padded": padded},
+        **{"sorted": sorted_ids, "experts": expert_ids, "choices": axes["top_k"] // axes["rows_per_token"]},
+        **{"fp8": fp8, "blocks": [BLOCK, BLOCK] if fp8 else None},
+    }
+    text = (
+        "A=rows B=weights bias=None C=output A_scale=None B_scale=weights_scale|None B_zp=None topk_weights= topk_ids= "
+        "sorted_token_ids=sorted expert_ids=experts num_tokens_post_padded=padded mul_routed_weight= top_k=choices "
+        "config= compute_type=type use_fp8_w8a8=fp8 use_int8_w8a8=False use_int8_w8a16=False use_int4_w4a16=False "
+        "per_channel_quant=False block_shape=blocks filter_expert=True"
     )
+    called(f"{TRITON_MODULE}.invoke_fused_moe_kernel", text, definition, {**inputs, **outputs, **given})
     return outputs
 
 
-BF16 = Kernel(f"{TRITON_MODULE}.fused_moe_kernel", run_fused_moe, limits=LAUNCHABLE)
-FP8 = Kernel(
-    f"{TRITON_MODULE}.fused_moe_kernel",
-    run_fused_moe,
-    variant="fp8 blocks",
-    limits=LAUNCHABLE,
-    compare={"output": TRUNCATED},
-)
-
-
+FUSED_MOE = f"{TRITON_MODULE}.fused_moe_kernel"
+BF16 = Kernel(FUSED_MOE, run_fused_moe, limits=LAUNCHABLE)
+FP8 = Kernel(FUSED_MOE, run_fused_moe, "fp8 blocks", limits=LAUNCHABLE, compare={"output": TRUNCATED})
 TWIN = {"num_experts": 11}
 FAMILIES = (
     Family(

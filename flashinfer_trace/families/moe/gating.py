@@ -1,27 +1,155 @@
-"""Routers with sigmoid scores and a bias, with DeepSeek-V3's groups or without: what plans draw, and the records."""
+"""Routers with sigmoid scores and a bias, with DeepSeek-V3's groups or without."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
 
-from flashinfer_trace.families.moe import gating_kernels as kernels
+from flashinfer_trace.families.calls import calling
 from flashinfer_trace.families.moe.inputs import SPARE_ROWS, clear_rows, faint_logits, tied_logits
-from flashinfer_trace.families.moe.oracle import in_groups
-from flashinfer_trace.families.quantized import chosen_by_rank, ranks
+from flashinfer_trace.families.moe.kernels import LAUNCHABLE
+from flashinfer_trace.families.moe.oracle import grouped_choice, ranked
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.plans import Count, Drawn, RowPlans
-from flashinfer_trace.verdict.compare import Expected
+from flashinfer_trace.verdict.compare import ErrorBound, Exact, Expected, rounding_error, unit_roundoff
+
+U32 = unit_roundoff(torch.float32)
+#: Roundings of a weight other than those of an exponent: exponentials (2 ulp, 4 of these) and reciprocals of two
+#: sigmoids, a sum of up to 8, a division, and the products with the factor.
+SINGLE_ROUNDINGS = 32
+TOPK = "sglang.srt.layers.moe.topk"
+KIMI_K2 = "sglang.kernels.ops.lora.moe.trtllm_lora_temp.kimi_k2_moe_fused_gate"
+ONE_GROUP = "sglang.jit_kernel.grouped_topk"
+#: flashinfer compiles with -use_fast_math, which turns tanhf into tanh.approx.f32: its relative error is up to 2^-11
+#: (PTX ISA, "tanh"), and half of a tanh of at most 1 is a part of the score.
+TANH_ERROR = 2.0**-12
+
+
+@dataclass(frozen=True)
+class RouterOptions:
+    """The inputs that a kernel accepts.
+
+    Attributes:
+        score_error: how far its scores may be off, in addition to float32 roundings: closer experts may change places.
+        negative: whether all s + bias of a token may be below zero.
+        ties: whether experts may have equal s + bias; otherwise it need not choose the lower index.
+    """
+
+    score_error: float = 0.0
+    negative: bool = True
+    ties: bool = True
+
+
+REFERENCE = ErrorBound(
+    lambda expected: rounding_error(expected.value, torch.float32) * (1 + 2**-20),
+    "one float32 rounding of float64 scores",
+)
+IDS = Exact("best first, the lower index first among equal values; almost equal values are not drawn")
+
+
+def weight_error(expected: Expected) -> torch.Tensor:
+    """Errors of scores relative to themselves: u (32 + 4 |logit|), the latter for the exponent of the sigmoid."""
+    return expected.value.abs() * U32 * (SINGLE_ROUNDINGS + 4 * expected.parts["reach"])
+
+
+def with_absolute_error(expected: Expected, error: torch.Tensor | float) -> torch.Tensor:
+    """`weight_error` where each score is off by up to `error` as well: in the numerator, and up to 8 in the sum."""
+    relative = error / expected.parts["total"]
+    return weight_error(expected) + relative * (expected.parts["factor"].abs() + 8 * expected.value.abs())
+
+
+FLOAT32 = ErrorBound(weight_error, "float32 sigmoids, u = 2^-24: 4 u |logit| for the exponent, and 32 single roundings")
+TANH = ErrorBound(
+    lambda expected: with_absolute_error(expected, TANH_ERROR),
+    "sigmoids computed as 0.5 tanh.approx(x / 2) + 0.5, off by up to 2^-12 however small they are, and 32 roundings",
+)
+FAST_EXP = ErrorBound(
+    lambda expected: weight_error(expected) + expected.value.abs() * U32 * 4 * expected.parts["reach"],
+    "float32 sigmoids from __expf, within 2 + 1.173 |x| ulp (CUDA C++ Programming Guide), u = 2^-24: 8 u |logit| for "
+    "the exponents of a score and of the sum, and 32 single roundings",
+)
+UNBIASED = ErrorBound(
+    lambda expected: with_absolute_error(expected, 2 * U32 * (1 + expected.parts["bias"])),
+    "scores recovered as (s + bias) - bias, which loses 2 u (1 + |bias|), and 32 roundings",
+)
+
+LOGITS_AND_BIAS, IN_GROUPS = "routing_logits routing_bias", "n_group topk_group top_k"
+SCALED = "num_fused_shared_experts=|0 routed_scaling_factor= apply_routed_scaling_factor_on_output=|True"
+#: SGLang's Triton router, which took the place of sgl_kernel's, and that of Kimi-K2: their paths and arguments.
+ROUTER_CALL = (
+    "sglang.kernels.ops.moe.moe_fused_gate.moe_fused_gate",
+    f"{LOGITS_AND_BIAS} top_k {SCALED} num_expert_group=n_group topk_group=",
+)
+KIMI_K2_CALL = (
+    f"{KIMI_K2}.kimi_k2_moe_fused_gate",
+    f"{LOGITS_AND_BIAS} topk=top_k renormalize=True routed_scaling_factor= apply_routed_scaling_factor_on_output=True",
+)
+
+
+def router(path: str, text: str, bound: ErrorBound, variant: str = "", **how: Any) -> Kernel:
+    """A kernel whose weights are within a bound; how it is called, see `calls`."""
+    return calling(path, text, variant, limits=LAUNCHABLE, compare={"topk_weights": bound}, **how)
+
+
+# The second best score of a group is the best of those below the best (SGLang 0.5.23, moe_fused_gate.py): where two
+# experts share the best one, their group's score is too low.
+GATES = (
+    router("sgl_kernel.moe_fused_gate", f"{LOGITS_AND_BIAS} {IN_GROUPS} {SCALED}", FLOAT32),
+    router(*ROUTER_CALL, FAST_EXP, plan_options=RouterOptions(ties=False)),
+)
+DEEPSEEK = (
+    *GATES,
+    # The kernel that the router above runs for these sizes, sorted: SGLang takes the choices in the order of experts.
+    router(
+        "sglang.kernels.ops.moe.moe_route_radix.route_radix",
+        f"{LOGITS_AND_BIAS} top_k True routed_scaling_factor True sorted=True",
+        FAST_EXP,
+    ),
+    router(
+        "flashinfer.fused_moe.fused_topk_deepseek",
+        f"{LOGITS_AND_BIAS} {IN_GROUPS} routed_scaling_factor topk_weights topk_ids",
+        TANH,
+        plan_options=RouterOptions(score_error=TANH_ERROR),
+    ),
+    # On an H200, of equal scores it chose expert 28 before expert 9.
+    router(*KIMI_K2_CALL, FLOAT32, plan_options=RouterOptions(ties=False)),
+    # It orders negative numbers by their magnitude: its key keeps their bits as they are (grouped_topk.cuh,
+    # pack_val_idx).
+    router(
+        f"{ONE_GROUP}.grouped_topk",
+        f"{LOGITS_AND_BIAS} 1 1 top_k True routed_scaling_factor",
+        FAST_EXP,
+        plan_options=RouterOptions(negative=False),
+    ),
+)
+# SGLang's function without its decorator torch.compile; torch.topk chooses any of equal ones.
+SHARED = (
+    *GATES,
+    router(
+        f"{TOPK}.biased_grouped_topk_impl",
+        f"routing_logits {LOGITS_AND_BIAS} top_k True n_group topk_group num_fused_shared_experts "
+        "routed_scaling_factor apply_routed_scaling_factor_on_output",
+        FLOAT32,
+        "eager",
+        eager=True,
+        plan_options=RouterOptions(ties=False),
+    ),
+)
+SIGMOID = (
+    router("sgl_kernel.topk_sigmoid", "topk_weights topk_ids routing_logits norm_topk_prob correction_bias", UNBIASED),
+)
 
 #: ``peaked``: scores near 0 and 1; ``equal``: all logits of a token are equal; ``one_group``: one group is far better.
 LOGITS = ("random", "peaked", "ties", "equal", "one_group")
 #: ``large``: biases of 32 and 32.25 dwarf the scores, as those of trained models may; ``negative``: all s + bias are
-#: below zero, so that a kernel must not mark what it drops by zero.
+#: below zero, so a kernel must not mark dropped experts by zero.
 BIASES = ("zero", "small", "large", "negative")
 FACTORS = (2.5, 1.0, 0.75)
 #: The smallest gap between scores that are not equal, over 1 + |bias|: several float32 roundings of a sum of two.
@@ -41,7 +169,7 @@ ATTEMPTS = 10
 
 def logits_of(request: PlanRequest) -> list[str]:
     """For a kernel whose scores are off, none that are too close: near 0 and 1, or apart by the bias alone."""
-    options = request.options_of(kernels.RouterOptions)
+    options = request.options_of(RouterOptions)
     left_out = {
         *(("peaked", "equal") if options.score_error else ()),
         *(() if options.ties else ("ties", "equal")),
@@ -50,17 +178,15 @@ def logits_of(request: PlanRequest) -> list[str]:
 
 
 def biases_of(request: PlanRequest) -> st.SearchStrategy[str]:
-    negative = request.options_of(kernels.RouterOptions).negative
+    negative = request.options_of(RouterOptions).negative
     return st.sampled_from([kind for kind in BIASES if negative or kind != "negative"])
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """Ties under a bias that decides them; logits and biases beyond float16's range; equal logits beside biases below
-    1e-5, and near -22, where sums of scores are near 1e-9 (near -31.5 and 1e-13 on a CPU).
-
-    Those are not for kernels with coarse scores, which are 0 there, nor for those that choose any of equal ones.
-    """
-    options = request.options_of(kernels.RouterOptions)
+    """Ties under a bias that decides them; logits and biases beyond float16's range; equal logits with biases below
+    1e-5, and near -22 (-31.5 on a CPU). The equal ones are left out if any of them may be chosen, or if scores
+    are coarse and 0 there."""
+    options = request.options_of(RouterOptions)
     ties = [{"routing": "ties"}] if options.ties else []
     least = "faint" if request.large else "faintest"
     faint = [{"routing": "equal", "bias": "faint"}, {"routing": least, "bias": "zero"}]
@@ -75,8 +201,8 @@ PLAN = RowPlans(
         "bias": Drawn(biases_of, "small"),
         "factor": FACTORS,
         "flag": (True, False),
-        "score_error": lambda request: (request.options_of(kernels.RouterOptions).score_error,),
-        "ties": lambda request: (request.options_of(kernels.RouterOptions).ties,),
+        "score_error": lambda request: (request.options_of(RouterOptions).score_error,),
+        "ties": lambda request: (request.options_of(RouterOptions).ties,),
     },
     special=corners,
     many_rows=300,
@@ -91,7 +217,7 @@ def draw_bias(definition: Definition, plan: Plan, draws: Draws) -> torch.Tensor:
     if plan["bias"] == "rising":
         return torch.arange(shape[0], device=draws.device) * RISING
     if plan["bias"] == "faint":
-        # In turns, so that each group has two of the largest, and groups tie.
+        # In turns, so each group has two of the largest, and groups tie.
         return (torch.arange(shape[0], device=draws.device) % 3 - 1) * FAINT
     if plan["bias"] == "large":
         return draws.integers(shape, 0, 1).float() * 0.25 + 32
@@ -119,17 +245,6 @@ def draw_logits(definition: Definition, plan: Plan, draws: Draws) -> torch.Tenso
     return logits
 
 
-def grouped_choice(definition: Definition, choice: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """s + bias [rows, experts] with -inf in groups that are dropped, and the scores of the groups [rows, groups]."""
-    axes = definition.const_axes
-    groups = in_groups(choice, axes.get("n_group", 1))
-    if "n_group" not in axes:
-        return choice, choice.new_zeros(len(choice), 1)
-    scores = torch.where(chosen_by_rank(groups, 2), groups, 0.0).sum(dim=2)
-    kept = chosen_by_rank(scores, axes["topk_group"]).unsqueeze(2)
-    return torch.where(kept, groups, -torch.inf).flatten(1), scores
-
-
 def routed_count(definition: Definition) -> int:
     """How many experts a router chooses; shared ones are not chosen."""
     axes = definition.const_axes
@@ -146,10 +261,8 @@ def decidable(
 ) -> torch.Tensor:
     """Rows whose choice and order float32 cannot change: neighbors are equal, or farther apart than their errors.
 
-    Equal logits with equal biases tie in any arithmetic; almost equal scores do not. Two pairs of experts whose scores
-    have the same sum need not tie, so that groups must differ, or have equal best experts.
-    Without `ties`, none may be equal: of two million rows of 160 random float32 logits, nine had equal ones in front.
-    With `any_logit`, scores may be smaller than `LOGIT_RANGE` allows: no kernel gets those.
+    Two pairs of experts with the same sum need not tie, so groups must differ or have equal best experts. Without
+    `ties`, none may be equal. With `any_logit`, scores may be smaller than `LOGIT_RANGE`: no kernel gets those.
     """
     candidates, groups = grouped_choice(definition, torch.sigmoid(logits.double()) + bias.double())
     smallest = GAP * (1 + float(bias.double().abs().max())) + 2 * score_error
@@ -198,9 +311,7 @@ def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     bias = inputs["routing_bias" if "routing_bias" in inputs else "correction_bias"].double()
     scores = 1 / (1 + torch.exp(-logits))
     candidates, _ = grouped_choice(definition, torch.sigmoid(logits) + bias)
-    order = torch.empty_like(logits, dtype=torch.int64)
-    order.scatter_(1, ranks(candidates), torch.arange(logits.shape[1], device=logits.device).expand_as(order))
-    ids = order[:, : routed_count(definition)]
+    ids = routed = ranked(candidates, routed_count(definition))
     chosen = scores.gather(1, ids)
     divided = bool(inputs.get("norm_topk_prob", True))
     total = chosen.sum(dim=1, keepdim=True) if divided else torch.ones_like(chosen[:, :1])
@@ -213,7 +324,7 @@ def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
         weights = torch.cat([weights, torch.full_like(own, 1 / factor, dtype=torch.float64)], dim=1)
         factor = factor if inputs["apply_routed_scaling_factor_on_output"] else 1.0
     parts = {
-        "reach": logits.gather(1, order[:, : routed_count(definition)]).abs().amax(dim=1, keepdim=True),
+        "reach": logits.gather(1, routed).abs().amax(dim=1, keepdim=True),
         "total": total,
         "factor": torch.tensor(factor, dtype=torch.float64),
         "bias": bias.abs().max(),
@@ -232,7 +343,7 @@ def family(
         plan=PLAN,
         make_inputs=router_inputs,
         oracle=oracle,
-        compare={"topk_weights": kernels.REFERENCE, "topk_ids": kernels.IDS},
+        compare={"topk_weights": REFERENCE, "topk_ids": IDS},
         kernels=its_kernels,
         unseen=unseen or {},
     )
@@ -242,15 +353,15 @@ SAME_FOR_ALL = (
     "The last column is the weight of a shared expert, which is the same for every token, up to the rounding of a "
     "quotient that kernels take of each row."
 )
-#: Four groups of eight experts, of which two are kept.
+#: Four groups of eight experts; two groups are kept.
 GROUPS = {"num_experts": 32, "n_group": 4, "topk_group": 2}
 FAMILIES = (
-    family("moe_topk_deepseek", {**GROUPS, "top_k": 6}, kernels.DEEPSEEK),
+    family("moe_topk_deepseek", {**GROUPS, "top_k": 6}, DEEPSEEK),
     family(
         "moe_topk_deepseek_shared_experts",
         {**GROUPS, "top_k": 8, "num_fused_shared_experts": 2},
-        kernels.SHARED,
+        SHARED,
         {"topk_weights: a stale last column": SAME_FOR_ALL},
     ),
-    family("moe_topk_sigmoid", {"num_experts": 16, "top_k": 6}, kernels.SIGMOID),
+    family("moe_topk_sigmoid", {"num_experts": 16, "top_k": 6}, SIGMOID),
 )

@@ -1,4 +1,4 @@
-"""What the mixtures of experts share: logits with a clear choice, hidden states, experts in fp8 blocks, the record."""
+"""Shared by the mixtures of experts: logits with a clear choice, hidden states, experts in fp8 blocks, the record."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from flashinfer_trace.verdict.compare import Expected
 
 #: ``spread``: tokens that are 2^-10 to 2^10 times as large, and fp8 weights with scales like those of checkpoints.
 VALUES = {"normal": 1.0, "large": 300.0, "tiny": 0.01, "spread": 1.0}
-#: Exponents by which spread scales of fp8 weights differ, for each block of intermediate features (of up, undone by
-#: gemm2's) and for each block of outputs: gemm1's are from 2e-8 on then, gemm2's from 1e-9 to 1e2. Neither hides
+#: Exponents of the factors between spread scales of fp8 weights, for each block of intermediate features (of up, undone
+#: by gemm2's) and for each block of outputs: gemm1's are from 2e-8 on then, gemm2's from 1e-9 to 1e2. Neither hides
 #: others: every block of intermediate features is as large in the outputs, and outputs are independent.
 UP_SPREAD, OUTPUT_SPREAD = (-14, 2), (-16, 4)
 #: Only in corners: beyond float16's range.
@@ -55,10 +55,8 @@ def tied_logits(shape: Sequence[int], draws: Draws) -> torch.Tensor:
 
 
 def faint_logits(normal: torch.Tensor, routing: str) -> torch.Tensor:
-    """From normal numbers [tokens, experts]: near `FAINT_LOGIT`, and the same for all experts of a token.
-
-    If `routing` is ``faintest``, near `FAINTEST_LOGIT`.
-    """
+    """From normal numbers [tokens, experts]: near `FAINT_LOGIT` or `FAINTEST_LOGIT`, the same for all experts of a
+    token."""
     near = normal[:, :1] / 4 + FAINTEST_LOGIT if routing == "faintest" else normal[:, :1] + FAINT_LOGIT
     return near.expand(normal.shape).contiguous()
 
@@ -117,12 +115,8 @@ def fp8_experts(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 
 
 def spoil_unchosen(definition: Definition, plan: Plan, inputs: Inputs, chosen: Callable[[], torch.Tensor]) -> Inputs:
-    """The inputs; where one token is NaN, the weights of local experts that no token chose are NaN as well, which no
-    kernel may multiply by 0.
-
-    Args:
-        chosen: gives who chose whom, bool [seq_len, num_experts].
-    """
+    """The inputs; where one token is NaN, so are the weights of local experts that no token chose, which no kernel may
+    multiply by 0. `chosen` gives who chose whom, bool [seq_len, num_experts]."""
     if plan.get(LAYOUT) == NAN_ROW:
         first, count = inputs["local_expert_offset"], definition.const_axes["num_local_experts"]
         for expert in (~chosen()[:, first : first + count].any(dim=0)).nonzero().flatten().tolist():
@@ -156,7 +150,7 @@ def drawn_ids(count: int, top_k: int, experts: int, choice: str, draws: Draws) -
 
 
 def two_experts_exchanged(inputs: Inputs, trial: FaultyCase) -> Inputs | None:
-    """The weights of two local experts in each other's place: what a wrong row of an expert table makes of them."""
+    """The weights of two local experts in each other's place: the effect of a wrong row of an expert table."""
     experts = len(inputs["gemm1_weights"])
     if experts < 2:
         return None
@@ -174,7 +168,7 @@ FP8_UNSEEN = {
     "is 8 standard deviations of that noise, summed over the intermediate features: a lower bit, or any bit of an "
     "element near 0, changes less than that."
 }
-#: Four ranks of eight experts, so that all 8 choices may be on one rank or on the others. Large enough that a scale
+#: Four ranks of eight experts, so all 8 choices may be on one rank or on the others. Large enough that a scale
 #: that is one per cent off shows above the roundings of every kernel.
 TWIN = {
     "num_experts": 32,

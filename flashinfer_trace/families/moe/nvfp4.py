@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
-from flashinfer_trace.families.moe.grouped_gemm import PLAN, activations, expected_output, offsets_of
-from flashinfer_trace.families.moe.grouped_gemm_kernels import ROWS, filled, problem_sizes
-from flashinfer_trace.families.moe.products import PRODUCT
+from flashinfer_trace.families.moe.expert_gemm import PRODUCT
+from flashinfer_trace.families.moe.grouped_gemm import (
+    PLAN,
+    ROWS,
+    activations,
+    expected_output,
+    offsets_of,
+    problem_sizes,
+)
+from flashinfer_trace.families.moe.kernels import filled
+from flashinfer_trace.families.quantized import nibbles
 from flashinfer_trace.format.definition import Definition
-from flashinfer_trace.harness.family import Family, Inputs, Kernel, KernelCall, Outputs, Plan
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.verdict.compare import Comparison, Elementwise, Expected, place, wrong_shape
 from flashinfer_trace.verdict.intervals import Interval
@@ -28,11 +36,9 @@ NEAR = 2.0**-19
 
 
 def values_of(packed: torch.Tensor) -> torch.Tensor:
-    """int8 [..., n] -> float64 [..., 2n]: what the two codes of each byte mean."""
-    byte = packed.double() % 256
-    pair = torch.stack([byte % 16, (byte / 16).floor()], dim=-1)
+    """int8 [..., n] -> float64 [..., 2n]: the values of the two codes of each byte."""
     levels = torch.tensor([*LEVELS, *(-level for level in LEVELS)], dtype=torch.float64, device=packed.device)
-    return levels[pair.long()].flatten(-2)
+    return levels[nibbles(packed).long()]
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,7 @@ class PackedFp4(Elementwise):
 
 NEAREST = "the nearest fp4 number; either one within 2^-19 of halfway, and for either scale of such a block"
 CODES = PackedFp4(f"{NEAREST}; with the sign of its feature, also where it is zero", signs=True)
-#: Its conversion to fp4 is an instruction whose zeros nobody has seen here.
+#: Its conversion to fp4 is an instruction that has not been run here, so the signs of its zeros are unknown.
 CODES_OF_KERNEL = PackedFp4(f"{NEAREST}; a zero of either sign")
 SCALES = Interval(
     lambda expected: (expected.parts["low"], expected.parts["high"]),
@@ -73,10 +79,8 @@ SCALES = Interval(
 
 
 def quant_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """Blocks of very different magnitude, and global scales around the one at which the largest scale is 448.
-
-    The smallest blocks have a scale of zero; the largest are beyond the largest number, which takes their place.
-    """
+    """Blocks of very different magnitude, and global scales around that at which the largest scale is 448: the smallest
+    scales are zero, the largest beyond the largest number."""
     rows = activations(definition, plan, draws)
     blocks = torch.exp2(draws.uniform([len(rows), rows.shape[1] // BLOCK], -24.0, 0.0))
     rows = rows * blocks.repeat_interleave(BLOCK, dim=1)
@@ -97,11 +101,6 @@ def rounded_both_ways(values: torch.Tensor, grid: torch.Tensor) -> tuple[torch.T
     return grid[low], grid[high]
 
 
-def e4m3_grid(device: torch.device) -> torch.Tensor:
-    """All e4m3 numbers from 0 to 448, float64."""
-    return torch.arange(127, dtype=torch.uint8, device=device).view(torch.float8_e4m3fn).double()
-
-
 def quant_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     """By comparison with the boundaries between neighboring numbers; both where a value is close to one."""
     rows, ends = inputs["input"].double(), inputs["expert_offsets"].tolist()
@@ -110,7 +109,8 @@ def quant_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
         factor[start:end] = inputs["input_global_scale"][expert].double()
     blocks = rows.view(len(rows), rows.shape[1] // BLOCK, BLOCK)
     exact = factor * blocks.abs().amax(dim=2, keepdim=True) / LARGEST
-    scales = rounded_both_ways(exact, e4m3_grid(rows.device))
+    grid = torch.arange(127, dtype=torch.uint8, device=rows.device).view(torch.float8_e4m3fn).double()
+    scales = rounded_both_ways(exact, grid)
     levels = torch.tensor(LEVELS, dtype=torch.float64, device=rows.device)
     found = []
     for scale in scales:
@@ -130,7 +130,7 @@ def quant_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
 
 
 def drawn_tensor(shape: list[int], whole: bool, draws: Draws) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random codes of shape [..., k] in bytes, and their scales: 1 if `whole`, so that sums are exact."""
+    """Random codes of shape [..., k] in bytes, and their scales: 1 if `whole`, which makes sums exact."""
     codes = draws.integers([*shape[:-1], shape[-1] // 2], -128, 127, torch.int8)
     scales = draws.uniform([*shape[:-1], shape[-1] // BLOCK], 0.5, 8.0)
     return codes, (torch.ones_like(scales) if whole else scales).to(torch.float8_e4m3fn)
@@ -190,7 +190,7 @@ def padded_rows(offsets: torch.Tensor) -> torch.Tensor:
 
 
 def swizzled(scales: torch.Tensor) -> torch.Tensor:
-    """[..., rows, blocks] in whole tiles -> the same bytes in the order of the kernel: a tile has 32 x 4 x 4."""
+    """[..., rows, blocks] in whole tiles -> the same bytes in the order of the kernel: a tile is [32, 4, 4]."""
     *first, rows, blocks = scales.shape
     tiles = scales.view(torch.uint8).reshape(-1, rows // TILE_ROWS, 4, 32, blocks // TILE_BLOCKS, TILE_BLOCKS)
     return tiles.permute(0, 1, 4, 3, 2, 5).contiguous().view(*first, rows, blocks).view(scales.dtype)
@@ -249,14 +249,6 @@ def run_gemm(definition: Definition, inputs: Inputs, outputs: Outputs) -> Output
     return {"output": output}
 
 
-def blackwell(name: str, call: KernelCall) -> Kernel:
-    return Kernel(f"{MODULE}.{name}", call, limits=ROWS)
-
-
-QUANT = blackwell("scaled_fp4_experts_quant", run_quant)
-GEMM = blackwell("cutlass_fp4_group_mm", run_gemm)
-
-
 #: Why there is no evidence.
 UNVERIFIED = "its kernel needs a Blackwell GPU (compute capability 10.0), which no runner has"
 TWIN = {"num_experts": 5, "num_offsets": 6, "k": 160, "k_bytes": 80, "num_k_blocks": 10}
@@ -269,7 +261,9 @@ FAMILIES = (
         make_inputs=quant_inputs,
         oracle=quant_oracle,
         compare={"codes": CODES, "scales": SCALES},
-        kernels=(replace(QUANT, compare={"codes": CODES_OF_KERNEL}),),
+        kernels=(
+            Kernel(f"{MODULE}.scaled_fp4_experts_quant", run_quant, limits=ROWS, compare={"codes": CODES_OF_KERNEL}),
+        ),
         unverified=UNVERIFIED,
     ),
     Family(
@@ -280,7 +274,7 @@ FAMILIES = (
         make_inputs=gemm_inputs,
         oracle=gemm_oracle,
         compare={"output": PRODUCT},
-        kernels=(GEMM,),
+        kernels=(Kernel(f"{MODULE}.cutlass_fp4_group_mm", run_gemm, limits=ROWS),),
         unverified=UNVERIFIED,
     ),
 )

@@ -27,9 +27,16 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from flashinfer_trace.families.moe.expert_gemm import drawn_activations
+from flashinfer_trace.families.moe.expert_gemm import (
+    PRODUCT,
+    TERM_ROUNDINGS,
+    U32,
+    drawn_activations,
+    products,
+    reshaped,
+)
 from flashinfer_trace.families.moe.grouped_gemm import GROUPS, GROUPS_OF_MANY, group_lengths
-from flashinfer_trace.families.moe.products import PRODUCT, TERM_ROUNDINGS, U32, products, reshaped
+from flashinfer_trace.families.quantized import nibbles
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws
@@ -38,9 +45,9 @@ from flashinfer_trace.verdict.compare import ErrorBound, Expected, rounding_erro
 
 #: ``integers``: sums are exact in float32; ``spread``: rows, and scales of rows of weights, of different magnitude.
 KINDS = ("normal", "large", "tiny", "positive", "integers", "spread")
-#: Exponents by which spread scales of weights differ beside the usual ones.
+#: The range of the exponents that spread scales of weights add to the usual ones.
 SCALES_SPREAD = -24, 16
-#: What a clamped SwiGLU takes besides; the first ones are those of gpt-oss.
+#: The additional arguments of a clamped SwiGLU; the first ones are those of gpt-oss.
 ALPHAS, LIMITS = (1.702, 1.0, 0.5), (7.0, 1.5, 20.0)
 #: Only a corner has weights of this kind: blocks of features have scales of 2^FAR and 2^-FAR in turn, and activations
 #: that undo these. Powers of two scale every product exactly, so the outputs are those of normal values.
@@ -60,19 +67,9 @@ def usual_choices(definition: Definition, axes: Mapping[str, int]) -> int:
     return axes.get("top_k", 4 if "bias" in definition.inputs else 8)
 
 
-def usual_tokens(definition: Definition, axes: Mapping[str, int]) -> int:
-    return -(-axes.get("num_rows", 16) // usual_choices(definition, axes if "top_k" in axes else {}))
-
-
-def draw_choices(request: PlanRequest) -> st.SearchStrategy[int]:
-    return st.integers(*(request.range("top_k", 1, 8, 8) if "gammas" in request.definition.inputs else (1, 8)))
-
-
 def corners(request: PlanRequest) -> list[Plan]:
-    """One token with one choice; many choices of one expert; values beyond float16's range, on a CPU only.
-
-    A clamped SwiGLU has each alpha and each limit in one of them, and mxfp4 weights have scales far from 1 in another.
-    """
+    """One token with one choice; many choices of one expert; values beyond float16's range, on a CPU only; for a
+    clamped SwiGLU, each alpha and limit; for mxfp4 weights, scales far from 1."""
     one = {"num_tokens": 1, "top_k": 1, "groups": "one"}
     many = {**one, "num_tokens": 40, "top_k": 7}
     few = {"groups": "even", "top_k": 3}
@@ -85,9 +82,21 @@ def corners(request: PlanRequest) -> list[Plan]:
 
 
 PLAN = RowPlans(
-    {"num_tokens": Count(16, 200, usual=usual_tokens, corner=5)},
     {
-        "top_k": Drawn(draw_choices, usual_choices),
+        "num_tokens": Count(
+            16,
+            200,
+            usual=lambda definition, axes: (
+                -(-axes.get("num_rows", 16) // usual_choices(definition, axes if "top_k" in axes else {}))
+            ),
+            corner=5,
+        )
+    },
+    {
+        "top_k": Drawn(
+            lambda r: st.integers(*(r.range("top_k", 1, 8, 8) if "gammas" in r.definition.inputs else (1, 8))),
+            usual_choices,
+        ),
         "groups": Drawn(lambda request: st.sampled_from(GROUPS_OF_MANY if request.large else GROUPS), "routed"),
         "values": KINDS,
         "zero_row": FLAG,
@@ -99,10 +108,8 @@ CLAMPED_PLAN = replace(PLAN, choices={**PLAN.choices, "alpha": ALPHAS, "limit": 
 
 
 def choices_of(plan: Plan, experts: int, draws: Draws) -> tuple[list[int], torch.Tensor]:
-    """The rows of each expert, and where each choice of each token is among sorted rows, int32 [num_tokens, top_k].
-
-    Places are a random permutation, except of ``routed`` rows: those are of different experts for each token.
-    """
+    """The rows of each expert, and where each choice of each token is among sorted rows, int32 [num_tokens, top_k]: a
+    random permutation, but ``routed`` rows are of different experts for each token."""
     tokens, choices = plan["num_tokens"], plan["top_k"]
     rows = tokens * choices
     if plan["groups"] != "routed":
@@ -115,10 +122,8 @@ def choices_of(plan: Plan, experts: int, draws: Draws) -> tuple[list[int], torch
 
 
 def drawn_weights(definition: Definition, scale: float, kind: str, draws: Draws) -> Inputs:
-    """Weights of about this size; mxfp4 ones are random bytes, with scales that differ by powers of two.
-
-    Large ones have scales above 1, whose bytes are above 127; see FAR for those of far ones.
-    """
+    """Weights of about this size; mxfp4 ones are random bytes, with scales that differ by powers of two: large ones
+    above 1 (a byte above 127), far ones as FAR says."""
     axes, whole = definition.const_axes, kind == "integers"
     experts, n, k = axes["num_experts"], axes["n"], axes["k"]
     if "weights_scale" not in definition.inputs:
@@ -154,8 +159,7 @@ def weights_of(inputs: Inputs, expert: int) -> torch.Tensor:
     own: torch.Tensor = inputs["weights"][expert].double()
     if "weights_scale" not in inputs:
         return own.T
-    byte = own % 256
-    code = torch.stack([byte % 16, (byte / 16).floor()], dim=-1).flatten(-2)
+    code = nibbles(own)
     exponent, mantissa = (code % 8 / 2).floor(), code % 2 / 2
     magnitude = torch.where(exponent == 0, mantissa, torch.exp2(exponent - 1) * (1 + mantissa))
     values = torch.where(code >= 8, -magnitude, magnitude)
@@ -164,10 +168,8 @@ def weights_of(inputs: Inputs, expert: int) -> torch.Tensor:
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """Gates and linear features of a clamped SwiGLU exceed its limit in some elements.
-
-    Large mxfp4 weights meet normal activations: were both large, all but a few elements in a million would exceed it.
-    """
+    """Some elements exceed the limit of a clamped SwiGLU: large mxfp4 weights meet normal activations, or nearly all
+    would."""
     axes, kind = definition.const_axes, plan["values"]
     experts, n, k = axes["num_experts"], axes["n"], axes["k"]
     counts, positions = choices_of(plan, experts, draws)
@@ -175,7 +177,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     gammas = draws.uniform([rows], 0.05, 2.5)
     gammas = torch.exp2(draws.integers([rows], -3, 1).float()) if whole else gammas
     scale = k**-0.5 * (4.0 if "limit" in definition.inputs else 1.0)
-    # A token's rows are those at its positions, so that rows in order name tokens in the order of the positions.
+    # A token's rows are those at its positions, so rows in order name tokens in the order of the positions.
     owners = positions.flatten().argsort() // plan["top_k"]
     height = rows if "gammas" in definition.inputs else plan["num_tokens"]
     known: Inputs = {
@@ -243,7 +245,7 @@ def swiglu_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]
     swish = gate * share
     # The slope s (1 + alpha x (1 - s)) at x is at most s (1 + alpha |x|), at the ends of the error.
     steepest = torch.sigmoid(alpha * (gate + of_gate)) * (1 + alpha * (gate.abs() + of_gate))
-    # exp(-alpha g) is off by its argument's roundings and 4 of its own, of which the quotient leaves 1 - share.
+    # exp(-alpha g) is off by its argument's roundings and 4 of its own; the quotient leaves 1 - share of that.
     roundings = 2 * alpha * gate.abs() * (1 - share) + 12
     inside = (linear + 1).abs() * (steepest.clamp_max(STEEPEST) * of_gate + roundings * U32 * swish.abs())
     inside += swish.abs() * (of_linear + 2 * U32 * (linear.abs() + 1))
@@ -279,9 +281,7 @@ SUM = ErrorBound(
     "roundings of the rows",
 )
 
-
 # The kernels
-
 
 #: SGLang's number of warps, for which scales are laid out.
 WARPS = 8
@@ -344,33 +344,22 @@ def run_scatter(definition: Definition, inputs: Inputs, outputs: Outputs) -> Out
     return outputs
 
 
-def rounded_rows(policy: ErrorBound) -> ErrorBound:
-    """A policy that allows for one rounding to bf16 of each row before rows are summed."""
-
-    def bound(expected: Expected) -> torch.Tensor:
-        return policy.bound(expected) + expected.parts["rows"] * (BFLOAT16 * (1 + 2**-7))
-
-    return ErrorBound(bound, f"{policy.reason}; each row is rounded to bf16 before the sum, u = 2^-8")
-
-
-def kernel(gather: bool, policy: ErrorBound) -> Kernel:
-    """The kernel of one of the families."""
-    limits = {"num_rows": (1, 1 << 30), "num_tokens": (1, 1 << 30)}
-    run = run_gather if gather else run_scatter
-    return Kernel("triton_kernels.matmul.matmul", run, limits=limits, compare={"output": policy})
-
-
 #: (definition, inputs) -> expected outputs.
 Oracle = Callable[[Definition, Inputs], dict[str, Expected]]
 TWIN = {"num_experts": 5, "n": 24, "k": 80}
-#: More than half as many as models have, so that it would show if only half of them were summed.
+#: More than half as many as models have, so a sum of only half of them shows.
 MANY_FEATURES = {"n": 1448}
 MXFP4 = {"k": 96, "k_bytes": 48, "num_k_blocks": 3}
 
 
 def family(name: str, oracle: Oracle, policy: ErrorBound, more: Mapping[str, int] | None = None) -> Family:
-    """The record of one family."""
-    gather = "gather" in name
+    """The record of one family; where rows are summed, the kernel rounds each to bf16 before."""
+    gather, limits = "gather" in name, {"num_rows": (1, 1 << 30), "num_tokens": (1, 1 << 30)}
+    rounded = ErrorBound(
+        lambda expected: policy.bound(expected) + expected.parts["rows"] * (BFLOAT16 * (1 + 2**-7)),
+        f"{policy.reason}; each row is rounded to bf16 before the sum, u = 2^-8",
+    )
+    run, bound = (run_gather, policy) if gather else (run_scatter, rounded)
     return Family(
         name=name,
         op_type="moe",
@@ -379,7 +368,7 @@ def family(name: str, oracle: Oracle, policy: ErrorBound, more: Mapping[str, int
         make_inputs=make_inputs,
         oracle=oracle,
         compare={"output": policy},
-        kernels=(kernel(gather, policy if gather else rounded_rows(policy)),),
+        kernels=(Kernel("triton_kernels.matmul.matmul", run, limits=limits, compare={"output": bound}),),
     )
 
 

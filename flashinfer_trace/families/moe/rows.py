@@ -1,20 +1,41 @@
-"""Copies and sums of rows that were sorted by expert: what plans draw, oracles, bounds, kernels and records."""
+"""Rows that were sorted by expert: copies, sums, and weighted sums at the end of a mixture of experts.
+
+For weighted sums, SGLang's kernel after DeepGEMM adds in float32. Those after CUTLASS, and before SGLang 0.5.23 after
+DeepGEMM as well, round weights, products and every partial sum to bf16. The last of these (0.5.11,
+srt/layers/moe/ep_moe/kernels.py) skips ids that are not positive, so it leaves out expert 0 as well: its cases do not
+choose that expert.
+"""
 
 from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
 
+from flashinfer_trace.families.calls import called, calling
 from flashinfer_trace.families.moe.kernels import LAUNCHABLE
 from flashinfer_trace.format.definition import Definition
-from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
+from flashinfer_trace.harness.faults import with_inputs
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.plans import Count, Drawn, RowPlans
-from flashinfer_trace.verdict.compare import ErrorBound, Expected, rounding_error, summation_error
+from flashinfer_trace.verdict.compare import (
+    CONFIDENCE,
+    ErrorBound,
+    Expected,
+    host_figures,
+    rounding_error,
+    summation_error,
+    unit_roundoff,
+)
 from flashinfer_trace.verdict.copies import SameBits
 from flashinfer_trace.verdict.tensors import as_integers, torch_dtype
 
-#: ``positive``: no term cancels another, so that a missing one shows.
+#: ``positive``: no term cancels another, so a missing one shows.
 KINDS = ("normal", "integers", "large", "tiny", "positive", "spread")
 FACTORS = (2.5, 1.0, 0.75)
 #: Which row each place of a copy takes: ``repeated`` takes few rows many times, ``reversed`` each once. In traffic,
@@ -105,47 +126,12 @@ SUM = ErrorBound(
     "for small integers",
 )
 
-
 STEPWISE = ErrorBound(
     lambda expected: sum_bound(expected) + rounding_error(expected.value, torch.bfloat16) * (1 + 2**-8),
     f"{SUM.reason}; the sum is rounded to bf16 once more, before it is multiplied by the factor",
 )
 
-
-def run_sum_reduce(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    import sgl_kernel
-
-    factor = float(inputs["routed_scaling_factor"])
-    sgl_kernel.moe_sum_reduce(inputs["hidden_states"], outputs["output"], factor)
-    return outputs
-
-
-def run_triton_sum_reduce(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    from sglang.kernels.ops.moe.fused_moe_triton_kernels import moe_sum_reduce_triton
-
-    moe_sum_reduce_triton(inputs["hidden_states"], outputs["output"], float(inputs["routed_scaling_factor"]))
-    return outputs
-
-
-def run_torch_sum_reduce(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    """What SGLang calls for up to 32 tokens, without its decorator torch.compile."""
-    from sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe import moe_sum_reduce_torch_compile
-
-    with torch.compiler.set_stance("force_eager"):
-        moe_sum_reduce_torch_compile(inputs["hidden_states"], outputs["output"], float(inputs["routed_scaling_factor"]))
-    return outputs
-
-
-def run_shuffle_mul_sum(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    import sgl_kernel
-
-    permutation = inputs["permutation"].view(-1)
-    sgl_kernel.apply_shuffle_mul_sum(inputs["hidden_states"], outputs["output"], permutation, inputs["factors"])
-    return outputs
-
-
 # Copies
-
 
 #: The corners are the only row many times, one row of many, and rows of any bits.
 COPY_PLAN = RowPlans(
@@ -179,33 +165,17 @@ def copy_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 
 
 def copy_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    rows = inputs["input"]
-    chosen = as_integers(rows).index_select(0, inputs["dst2src_map"].long())
-    return {"output": Expected(chosen.view(rows.dtype))}
+    rows = as_integers(inputs["input"]).index_select(0, inputs["dst2src_map"].long())
+    return {"output": Expected(rows.view(inputs["input"].dtype))}
 
 
 def run_shuffle_rows(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    import sgl_kernel
-
-    rows, source = inputs["input"], inputs["dst2src_map"]
-    return {"output": sgl_kernel.shuffle_rows(rows, source, (len(source), rows.shape[1]))}
+    shape = {"shape": tuple(outputs["output"].shape)}
+    return {"output": called("sgl_kernel.shuffle_rows", "input dst2src_map shape", definition, {**inputs, **shape})}
 
 
-def shuffle_rows(name: str) -> Family:
-    """The record of shuffle_rows for one dtype."""
-    return Family(
-        name=name,
-        op_type="moe",
-        twin={"hidden_size": 16},
-        plan=COPY_PLAN,
-        make_inputs=copy_inputs,
-        oracle=copy_oracle,
-        compare={"output": SameBits()},
-        kernels=(Kernel("sgl_kernel.shuffle_rows", run_shuffle_rows, limits={"num_copies": (1, 65536)}),),
-    )
-
-
-FAMILIES = (
+REDUCED = "hidden_states output routed_scaling_factor"
+ROW_FAMILIES = (
     Family(
         name="moe_sum_reduce",
         op_type="moe",
@@ -216,12 +186,14 @@ FAMILIES = (
         oracle=reduce_oracle,
         compare={"output": SUM},
         kernels=(
-            Kernel("sgl_kernel.moe_sum_reduce", run_sum_reduce, limits=LAUNCHABLE),
-            Kernel(f"{TRITON_MODULE}.moe_sum_reduce_triton", run_triton_sum_reduce, limits=LAUNCHABLE),
-            Kernel(
+            calling("sgl_kernel.moe_sum_reduce", REDUCED, limits=LAUNCHABLE),
+            calling(f"{TRITON_MODULE}.moe_sum_reduce_triton", REDUCED, limits=LAUNCHABLE),
+            # What SGLang calls for up to 32 tokens, without its decorator torch.compile.
+            calling(
                 f"{FUSED_MOE}.moe_sum_reduce_torch_compile",
-                run_torch_sum_reduce,
-                variant="eager",
+                REDUCED,
+                "eager",
+                eager=True,
                 limits={"seq_len": (1, MOST_TORCH_TOKENS)},
                 compare={"output": STEPWISE},
             ),
@@ -235,9 +207,182 @@ FAMILIES = (
         make_inputs=shuffle_inputs,
         oracle=shuffle_oracle,
         compare={"output": SUM},
-        kernels=(Kernel("sgl_kernel.apply_shuffle_mul_sum", run_shuffle_mul_sum, limits=LAUNCHABLE),),
+        kernels=(
+            calling(
+                "sgl_kernel.apply_shuffle_mul_sum",
+                "hidden_states output permutation.flatten factors",
+                limits=LAUNCHABLE,
+            ),
+        ),
     ),
-    shuffle_rows("moe_shuffle_rows"),
-    shuffle_rows("moe_shuffle_rows_fp8"),
-    shuffle_rows("moe_shuffle_rows_fp32"),
+    *(
+        Family(
+            name=f"moe_shuffle_rows{dtype}",
+            op_type="moe",
+            twin={"hidden_size": 16},
+            plan=COPY_PLAN,
+            make_inputs=copy_inputs,
+            oracle=copy_oracle,
+            compare={"output": SameBits()},
+            kernels=(Kernel("sgl_kernel.shuffle_rows", run_shuffle_rows, limits={"num_copies": (1, 65536)}),),
+        )
+        for dtype in ("", "_fp8", "_fp32")
+    ),
+)
+
+MODULE = "sglang.kernels.ops.moe.ep_moe_kernels"
+BFLOAT16 = unit_roundoff(torch.bfloat16)
+#: Which of a token's experts are on this rank: all, any number of them, or none for every other token.
+CHOICES = ("all", "any", "some")
+EXPERTS = 256
+
+
+@dataclass(frozen=True)
+class ReorderOptions:
+    """The inputs that a kernel accepts. Attributes: first_expert: tokens that chose expert 0."""
+
+    first_expert: bool = True
+
+
+def reorder_corners(request: PlanRequest) -> list[Plan]:
+    """Tokens without experts. On a CPU also values beyond float16's range, where the kernel has not been run, and
+    expert 0 alone, which the kernel does not accept."""
+    if request.large:
+        return [{"choice": "some"}]
+    first = [{"choice": "first"}] if request.options_of(ReorderOptions).first_expert else []
+    return [{"choice": "some"}, {"values": "huge", "choice": "any"}, *first]
+
+
+REORDER_PLAN = RowPlans(
+    {"seq_len": Count(40, 600, corner=5)},
+    {
+        "values": KINDS,
+        "choice": CHOICES,
+        "lowest_id": lambda request: (0,) if request.options_of(ReorderOptions).first_expert else (1,),
+    },
+    special=reorder_corners,
+    many_rows=300,
+)
+
+
+def reorder_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+    """Rows sorted by expert, at least twice as many as pairs; those that no token names are NaN. With ``integers``, the
+    weights are powers of two. The place of a pair elsewhere is beyond the rows."""
+    axes, count = definition.const_axes, plan["seq_len"]
+    shape = [count, axes["top_k"]]
+    rows = 2 * count * axes["top_k"] + 1
+    ids = draws.integers(shape, plan["lowest_id"], EXPERTS - 1)
+    if plan["choice"] == "any":
+        ids = ids.masked_fill(draws.uniform(shape) < 0.4, -1)
+    elif plan["choice"] == "some":
+        ids[::2] = -1
+    elif plan["choice"] == "first":
+        ids.zero_()
+    weights = draws.uniform(shape, 0.1, 1.0)
+    if plan["values"] == "integers":
+        weights = torch.exp2(draws.integers(shape, -2, 2).float())
+    places = draws.permutation(rows)[: count * axes["top_k"]].view(shape)
+    values = drawn_rows([rows, axes["hidden_size"]], plan["values"], draws)
+    unnamed = torch.ones(rows, dtype=torch.bool, device=draws.device).index_fill(0, places[ids >= 0], False)
+    return {
+        "hidden_states": values.masked_fill(unnamed.unsqueeze(1), torch.nan),
+        "src2dst": places.masked_fill(ids < 0, rows + 7).to(torch.int32),
+        "topk_ids": ids.to(torch.int32),
+        "topk_weights": weights,
+    }
+
+
+def reorder_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    """All terms at once. Parts: ``magnitude``, the sum of their sizes; ``steps``, that of the partial sums' sizes;
+    ``gain_variance``, of the errors along the output that bf16 makes: of products, partial sums, and shared weights."""
+    here = (inputs["topk_ids"] >= 0).unsqueeze(2)
+    rows = inputs["hidden_states"].double()
+    places = inputs["src2dst"].long().clamp_max(len(rows) - 1)
+    terms = torch.where(here, rows[places] * inputs["topk_weights"].double().unsqueeze(2), 0.0)
+    value, steps = terms.sum(dim=1), terms.cumsum(dim=1)
+    single = (terms.square().sum(dim=1) + steps.square().sum(dim=1)) * value.square()
+    shared = (terms * value.unsqueeze(1)).sum(dim=2).square()
+    parts = {
+        "magnitude": terms.abs().sum(dim=1),
+        "length": torch.tensor(float(terms.shape[1] + 1)),
+        "steps": steps.abs().sum(dim=1),
+        "gain_variance": (single.sum() + shared.sum()) * (BFLOAT16**2 / 3),
+    }
+    return {"output": Expected(value, parts)}
+
+
+def stepwise_gain(expected: Expected) -> float:
+    """The relative error of the output along itself, at 8 standard deviations."""
+    size, variance = host_figures(expected.value.square().sum(), expected.parts["gain_variance"])
+    return CONFIDENCE * math.sqrt(variance) / size if size else 0.0
+
+
+STEP_BY_STEP = ErrorBound(
+    lambda expected: (
+        rounding_error(expected.value, torch.bfloat16)
+        + (2 * expected.parts["magnitude"] + expected.parts["steps"]) * (BFLOAT16 * (1 + 2**-6))
+    ),
+    "weights, products and partial sums are rounded to bf16, u = 2^-8: u (2 sum |terms| + sum |partial sums|); their "
+    "gain within 8 standard deviations",
+    stepwise_gain,
+)
+
+
+def run_reorder(
+    path: str, text: str, launched: bool, definition: Definition, inputs: Inputs, outputs: Outputs
+) -> Outputs:
+    """A kernel, or as SGLang launches it: a program for each token."""
+    ids, places = inputs["topk_ids"], inputs["src2dst"]
+    given = {
+        **{"tokens": len(ids), "places": places.flatten()},
+        # -1 for experts of other ranks, as the kernels that SGLang calls before these write them.
+        "here": places.masked_fill(ids < 0, -1).flatten(),
+    }
+    called(path, text, definition, {**inputs, **outputs, **given}, grid=(len(ids),) if launched else None)
+    return outputs
+
+
+def reorder(path: str, text: str, launched: bool = True, **how: Any) -> Kernel:
+    return Kernel(path, functools.partial(run_reorder, path, text, launched), limits=LAUNCHABLE, **how)
+
+
+STEPS: dict[str, Any] = {"compare": {"output": STEP_BY_STEP}}
+
+FAMILIES = (
+    *ROW_FAMILIES,
+    Family(
+        name="moe_post_reorder",
+        op_type="moe",
+        twin={"top_k": 5, "hidden_size": 24},
+        plan=REORDER_PLAN,
+        make_inputs=reorder_inputs,
+        oracle=reorder_oracle,
+        compare={"output": SUM},
+        kernels=(
+            reorder(
+                f"{MODULE}.post_reorder_deepgemm",
+                "hidden_states output here topk_ids topk_weights top_k tokens hidden_size 1.0",
+                launched=False,
+            ),
+            # Without a factor for the sum.
+            reorder(
+                f"{MODULE}.deepep_post_reorder_triton_kernel",
+                "hidden_states output here topk_ids topk_weights top_k hidden_size 1.0 BLOCK_SIZE=512",
+                **STEPS,
+            ),
+            # As SGLang 0.5.11 launched it.
+            reorder(
+                "sglang.srt.layers.moe.ep_moe.kernels.post_reorder_triton_kernel",
+                "hidden_states output places topk_ids topk_weights top_k hidden_size BLOCK_SIZE=512",
+                plan_options=ReorderOptions(first_expert=False),
+                **STEPS,
+            ),
+        ),
+        faults=(
+            with_inputs(
+                "weights of other experts",
+                lambda inputs, trial: {**inputs, "topk_weights": inputs["topk_weights"].roll(1, dims=1)},
+            ),
+        ),
+    ),
 )

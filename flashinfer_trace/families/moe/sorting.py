@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
-from hypothesis import strategies as st
 
+from flashinfer_trace.families.calls import called, calling
 from flashinfer_trace.families.moe.inputs import drawn_ids
 from flashinfer_trace.families.moe.kernels import LAUNCHABLE
 from flashinfer_trace.format.definition import Definition
@@ -32,24 +32,26 @@ def few_tokens(definition: Definition) -> int:
     return max(1, axes["num_experts"] // axes["top_k"])
 
 
-def draw_tokens(request: PlanRequest) -> st.SearchStrategy[int]:
-    """Half of the batches have no more pairs than experts, as in decode."""
-    low, high = request.range(*TOKENS)
-    return sizes(max(low, 1), few_tokens(request.definition)) | sizes(low, high)
-
-
 def corners(request: PlanRequest) -> list[Plan]:
-    """One token; the largest batch with no more pairs than experts, and one token more.
-
-    On a CPU, where random draws are smaller: no token, if that is allowed, and more pairs than a token has features.
-    """
+    """One token; the largest batch with no more pairs than experts, and one more; on a CPU none, if allowed, and
+    1200."""
     few, (fewest, _) = few_tokens(request.definition), request.range(*TOKENS)
     counts = (few, few + 1, *(() if request.large else (fewest, 1200)))
     return [{"seq_len": 1}, *({"seq_len": count, "choice": "elsewhere"} for count in counts)]
 
 
 PLAN = RowPlans(
-    {"seq_len": Count(256, 4096, drawn=draw_tokens)},
+    {
+        "seq_len": Count(
+            256,
+            4096,
+            drawn=lambda request: (
+                # Half of the batches have no more pairs than experts, as in decode.
+                sizes(max(request.range(*TOKENS)[0], 1), few_tokens(request.definition))
+                | sizes(*request.range(*TOKENS))
+            ),
+        )
+    },
     {"choice": CHOICES},
     special=corners,
     many_rows=11000,  # more than 1024 pairs of an expert, and than 2^15 pairs
@@ -62,7 +64,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 
 
 def inputs_with_both_ids(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """Of the experts on other ranks, about half are -1 and the others num_experts."""
+    """About half of the experts on other ranks are -1, and the others are num_experts."""
     ids = make_inputs(definition, plan, draws)["topk_ids"]
     last = draws.uniform(ids.shape) < 0.5
     return {"topk_ids": ids.masked_fill_((ids < 0) & last, definition.const_axes["num_experts"])}
@@ -170,10 +172,10 @@ def permutations_agree(definition: Definition, inputs: Inputs, outputs: Outputs)
 
 @dataclass(frozen=True)
 class ListOptions:
-    """What a kernel takes, where nothing behind its outputs may change.
+    """The inputs that a kernel accepts, because nothing past its outputs may change.
 
     Attributes:
-        multiple: of which number the length of its list must be a multiple. Plans draw any length, because PyTorch's
+        multiple: the length of its list must be a multiple of this number. Plans draw any length, because PyTorch's
             allocator rounds the memory of an output up.
     """
 
@@ -187,58 +189,29 @@ ATOMICS = Multiset(
 
 def run_align(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     """As SGLang's wrapper calls it: one expert more, for id -1, and padding written to the end."""
-    import sgl_kernel
-
-    axes, ids = definition.const_axes, inputs["topk_ids"]
-    sgl_kernel.moe_align_block_size(
-        ids,
-        axes["num_experts"] + 1,
-        axes["block_size"],
-        outputs["sorted_token_ids"],
-        outputs["expert_ids"],
-        outputs["num_tokens_post_pad"],
-        torch.empty(axes["num_experts"] + 2, dtype=torch.int32, device=ids.device),
-        True,
-    )
+    experts, device = definition.const_axes["num_experts"], inputs["topk_ids"].device
+    given = {"experts": experts + 1, "counts": torch.empty(experts + 2, dtype=torch.int32, device=device)}
+    text = "topk_ids experts block_size sorted_token_ids expert_ids num_tokens_post_pad counts True"
+    called("sgl_kernel.moe_align_block_size", text, definition, {**inputs, **outputs, **given})
     return outputs
 
 
-def run_prepare(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    import sgl_kernel
+def run_align_small(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """One launch for a few tokens. It writes nothing after the padded parts, which its caller does not read."""
+    from sglang.kernels.ops.moe.moe_align_small_numel import moe_align_small_numel
 
-    axes = definition.const_axes
-    sgl_kernel.prepare_moe_input(
-        inputs["topk_ids"],
-        outputs["expert_offsets"],
-        outputs["problem_sizes1"],
-        outputs["problem_sizes2"],
-        outputs["input_permutation"],
-        outputs["output_permutation"],
-        axes["num_experts"],
-        axes["intermediate_size"],
-        axes["hidden_size"],
-        outputs["blockscale_offsets"],
-    )
+    axes, ids = definition.const_axes, inputs["topk_ids"]
+    outputs["sorted_token_ids"].fill_(ids.numel())
+    moe_align_small_numel(ids, axes["num_experts"] + 1, axes["block_size"], *outputs.values())
     return outputs
 
 
 def run_w4a8_sizes(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     """The permutations are arguments that the kernel does not write."""
-    import sgl_kernel
-
-    axes, ids = definition.const_axes, inputs["topk_ids"]
-    unused = torch.empty(ids.numel(), dtype=torch.int32, device=ids.device)
-    sgl_kernel.get_cutlass_w4a8_moe_mm_data(
-        ids,
-        outputs["expert_offsets"],
-        outputs["problem_sizes1"],
-        outputs["problem_sizes2"],
-        unused,
-        unused.clone(),
-        axes["num_experts"],
-        axes["intermediate_size"],
-        axes["hidden_size"],
-    )
+    given = {name: torch.empty_like(inputs["topk_ids"]).flatten() for name in ("unused", "also_unused")}
+    text = "topk_ids expert_offsets problem_sizes1 problem_sizes2 unused also_unused num_experts intermediate_size"
+    known = {**inputs, **outputs, **given}
+    called("sgl_kernel.get_cutlass_w4a8_moe_mm_data", f"{text} hidden_size", definition, known)
     return outputs
 
 
@@ -249,14 +222,20 @@ ALIGN = Kernel(
     plan_options=ListOptions(multiple=4),
     compare={"sorted_token_ids": ATOMICS, "expert_ids": ATOMICS},
 )
-PREPARE = Kernel(
+ALIGN_SMALL = Kernel(
+    "sglang.kernels.ops.moe.moe_align_small_numel.moe_align_small_numel",
+    run_align_small,
+    limits={"seq_len": (1, 6)},
+    compare={"sorted_token_ids": ATOMICS, "expert_ids": ATOMICS},
+)
+PREPARE = calling(
     "sgl_kernel.prepare_moe_input",
-    run_prepare,
+    "topk_ids expert_offsets problem_sizes1 problem_sizes2 input_permutation output_permutation num_experts "
+    "intermediate_size hidden_size blockscale_offsets",
     limits=LAUNCHABLE,
     compare={"input_permutation": ATOMICS, "output_permutation": ATOMICS},
 )
 W4A8_SIZES = Kernel("sgl_kernel.get_cutlass_w4a8_moe_mm_data", run_w4a8_sizes, limits=LAUNCHABLE)
-
 
 TWIN = {"num_experts": 5, "top_k": 3}
 SIZES_TWIN = {**TWIN, "num_offsets": 6, "hidden_size": 48, "intermediate_size": 20}
@@ -268,7 +247,7 @@ def family(
     oracle: Callable[[Definition, Inputs], dict[str, Expected]],
     policies: Mapping[str, Policy],
     relations: tuple[Relation, ...],
-    kernel: Kernel,
+    kernels: tuple[Kernel, ...],
     inputs: Callable[[Definition, Plan, Draws], Inputs] = make_inputs,
 ) -> Family:
     """The record of one operation on the ids of chosen experts."""
@@ -280,7 +259,7 @@ def family(
         make_inputs=inputs,
         oracle=oracle,
         compare=policies,
-        kernels=(kernel,),
+        kernels=kernels,
         relations=relations,
     )
 
@@ -294,7 +273,7 @@ FAMILIES = (
         align_oracle,
         {"sorted_token_ids": ASCENDING, "expert_ids": ASCENDING, "num_tokens_post_pad": Exact("a count")},
         (blocks_agree,),
-        ALIGN,
+        (ALIGN, ALIGN_SMALL),
     ),
     family(
         "moe_prepare_input",
@@ -307,7 +286,7 @@ FAMILIES = (
             "blockscale_offsets": Exact("counts"),
         },
         (permutations_agree,),
-        PREPARE,
+        (PREPARE,),
     ),
-    family("moe_w4a8_problem_sizes", SIZES_TWIN, sizes_oracle, SIZES, (), W4A8_SIZES, inputs_with_both_ids),
+    family("moe_w4a8_problem_sizes", SIZES_TWIN, sizes_oracle, SIZES, (), (W4A8_SIZES,), inputs_with_both_ids),
 )

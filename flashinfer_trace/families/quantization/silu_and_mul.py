@@ -10,8 +10,7 @@ from dataclasses import replace
 import torch
 
 from flashinfer_trace.families import activation
-from flashinfer_trace.families.quantization.cases import E4M3_MAX, SMALLEST_MAXIMUM, nearest_e4m3, quantized
-from flashinfer_trace.families.quantization.kernels import LAUNCHABLE
+from flashinfer_trace.families.quantization import E4M3_MAX, LAUNCHABLE, SMALLEST_MAXIMUM, nearest_e4m3, quantized
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs
 from flashinfer_trace.verdict.compare import ErrorBound, Expected, unit_roundoff
@@ -20,15 +19,14 @@ from flashinfer_trace.verdict.intervals import Interval
 MODULE = "sglang.kernels.ops.moe.ep_moe_kernels"
 #: Relative error of y in float32: exp within 2 ulp (4 of these), its sum with 1, a quotient of 2 ulp, two products.
 ACTIVATION_ERROR = 12 * unit_roundoff(torch.float32)
-#: That of y in the kernel, which rounds silu(gate) and y to bf16 besides.
+#: That of y in the kernel, which also rounds silu(gate) and y to bf16.
 BF16_ACTIVATION_ERROR = ACTIVATION_ERROR + 2 * unit_roundoff(torch.bfloat16) * (1 + 2**-8)
 #: float32 roundings of a scale and of a quotient by it.
 SCALE_ERROR, QUOTIENT_ERROR = 2 * unit_roundoff(torch.float32), 8 * unit_roundoff(torch.float32)
 #: Into how many experts the kernel's rows are sorted.
 EXPERTS = 8
 
-
-#: The corners have values at the ends of float16's range, of which the small ones vanish; ties; gates for which exp
+#: The corners have values at the ends of float16's range, where the small ones vanish; ties; gates for which exp
 #: overflows; and gates of zero.
 PLAN = replace(
     activation.PLAN,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -46,12 +47,9 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     for name in definition.inputs:
         if name != "probs":
             inputs[name] = parameter(name, [spec[name] for spec in specs], unscaled if share else scaled, draws)
-    return {name: repeated(value, plan["draws"]) for name, value in inputs.items()}
-
-
-def repeated(value: torch.Tensor, count: int) -> torch.Tensor:
-    """Each element of the first dimension `count` times in succession."""
-    return value if count == 1 else value.repeat_interleave(count, dim=0)
+    count = plan["draws"]
+    # Each row `count` times in succession.
+    return inputs if count == 1 else {name: value.repeat_interleave(count, dim=0) for name, value in inputs.items()}
 
 
 def parameter(name: str, values: Sequence[float | str], rows: torch.Tensor, draws: Draws) -> torch.Tensor:
@@ -119,7 +117,7 @@ def uniform(count: int, vocab_size: int, draws: Draws) -> torch.Tensor:
 
 
 def one_hot(count: int, vocab_size: int, draws: Draws) -> torch.Tensor:
-    """Never token 0, which is also what a sampler returns that found nothing."""
+    """Never token 0, which a sampler also returns if it finds nothing."""
     return zero(count, vocab_size, draws).scatter_(1, draws.integers((count, 1), 1, vocab_size - 1), 1.0)
 
 
@@ -149,15 +147,7 @@ def few_valued(count: int, vocab_size: int, draws: Draws) -> torch.Tensor:
     return (weights / weights.sum(dim=-1, keepdim=True)).float()
 
 
-def short(count: int, vocab_size: int, draws: Draws) -> torch.Tensor:
-    return few_tokens(count, vocab_size, draws, last=True)
-
-
-def trailing(count: int, vocab_size: int, draws: Draws) -> torch.Tensor:
-    return few_tokens(count, vocab_size, draws, last=False)
-
-
-def few_tokens(count: int, vocab_size: int, draws: Draws, last: bool) -> torch.Tensor:
+def few_tokens(count: int, vocab_size: int, draws: Draws, last: bool = True) -> torch.Tensor:
     """SHORT tokens of distinct probabilities; the largest is in the last place if `last`, else nothing is there."""
     places = distinct(count, SHORT, vocab_size - 1, draws)
     numbers = iter(draws.host_integers(count * SHORT, 0, (1 << BITS) - 1))
@@ -216,17 +206,7 @@ def dyadic(count: int, vocab_size: int, draws: Draws) -> torch.Tensor:
 
 
 _MAKERS: dict[str, Callable[[int, int, Draws], torch.Tensor]] = {
-    "normal": normal,
-    "peaked": peaked,
-    "zipf": zipf,
-    "few_valued": few_valued,
-    "dyadic": dyadic,
-    "uniform": uniform,
-    "one_hot": one_hot,
-    "zero": zero,
-    "short": short,
-    "trailing": trailing,
-    "halved": halved,
-    "smallest": smallest,
-    "threshold": threshold,
+    **{make.__name__: make for make in (normal, peaked, zipf, few_valued, dyadic, uniform, one_hot, zero, halved)},
+    **{"smallest": smallest, "threshold": threshold, "short": few_tokens},
+    "trailing": functools.partial(few_tokens, last=False),
 }

@@ -1,4 +1,4 @@
-"""What sampling kernels must produce, from how many tokens are more probable than each one, and how much they weigh."""
+"""The right outputs of sampling kernels, from the number and the mass of the tokens more probable than each one."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import torch
 
+from flashinfer_trace.families.sampling.distribution import running_sums
 from flashinfer_trace.families.sampling.rows import UNIT, draws_again, is_joint
-from flashinfer_trace.families.sampling.support import running_sums
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs
 from flashinfer_trace.verdict.compare import Expected
 
-#: A kept sum of at most this is not what a row is divided by.
+#: A row is not divided by a kept sum of at most this.
 SMALLEST_SUM = 1e-8
 #: Keeps quotients of rows without mass finite.
 TINY = 1e-300
@@ -34,7 +34,7 @@ class Ranking(NamedTuple):
 
     @property
     def mass(self) -> torch.Tensor:
-        """Of the strictly more probable tokens of each one."""
+        """Mass of the tokens that are strictly more probable than each one."""
         return self.sums.gather(1, self.tokens)
 
     @property
@@ -153,12 +153,8 @@ def first_draw(probs: torch.Tensor) -> torch.Tensor:
 def chances(
     definition: Definition, inputs: Inputs, keep: torch.Tensor, mass: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Chance of each token, and a bound of its chance where rounding lets a kernel keep it.
-
-    Kept tokens are drawn in proportion; rejection draws once from the whole row before. A token just behind the
-    threshold has no chance, but may be as probable as the one before it: the bound is its first draw and its share of
-    `mass` [rows, 1], that of the kept tokens.
-    """
+    """Chance of each token, and a bound where rounding lets a kernel keep it: its share of `mass` [rows, 1], that of
+    the kept tokens, and with rejection its first draw from the whole row."""
     bound = inputs["probs"].double() / mass.clamp_min(TINY)
     value = bound * keep
     if draws_again(definition):
@@ -183,7 +179,7 @@ def runs(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def bits(value: torch.Tensor) -> torch.Tensor:
-    """What is compared: two float32 numbers at a time where rows have an even number of them."""
+    """The compared values: two float32 numbers at a time where rows have an even number of them."""
     return value.view(torch.int64) if value.ndim > 1 and value.shape[-1] % 2 == 0 else value
 
 
@@ -200,7 +196,7 @@ def sampling_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expecte
     parts = {"group": group, "margin": margin, "chance": chance}
     if ranking is not None:
         parts["before"] = ranking.before / mass.clamp_min(TINY)
-        # What is drawn where nothing can be: token 0.
+        # Token 0 is drawn if no token can be.
         value[:, :1] += nothing
         margin[:, :1].masked_fill_(nothing, math.inf)
         return {"samples": Expected(value, parts)}

@@ -1,12 +1,12 @@
-"""The softmax of logits over temperatures, from which samplers draw."""
+"""The softmax of logits over temperatures: the probabilities that samplers draw from."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
+from flashinfer_trace.families.calls import calling
 from flashinfer_trace.families.sampling import SUM, U
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
@@ -25,7 +25,6 @@ EXTREMES = (1e-6, 1e2)
 SMALLEST = torch.finfo(torch.float32).smallest_normal
 #: Most maxima that a running sum is rescaled to: one for each 4096 of the largest vocabulary, and one for each slice.
 RESCALINGS = 64
-
 
 #: The corners have logits far from 0, and masked ones, each with several temperatures, and with extreme ones.
 PLAN = RowPlans(
@@ -60,7 +59,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 
 
 def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """exp of what a logit is below the logarithm of the sum of exponentials, in float64.
+    """exp of the distance of a logit below the logarithm of the sum of exponentials, in float64.
 
     Parts: ``below``, how far each scaled logit is below the largest; ``size``, the sum of the sizes of both;
     ``mean_below`` and ``mean_size``, their means over the probabilities, [batch_size, 1].
@@ -80,12 +79,10 @@ def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
 def kernel_bound(expected: Expected) -> torch.Tensor:
     """Float32: scaled logits, their difference from the maximum, __expf, a rescaled sum, a reciprocal and a product.
 
-    A scaled logit has two roundings and the reciprocal of the temperature one, so each is off by 3 u of its size, the
-    largest too: in FlashInfer 0.6.12 a fused multiply-add subtracts its rounded value from a product that is not
-    rounded. 0.7.2 rounds every product (`__fmul_rn`), which the bound covers: there the largest cancels itself.
-    __expf is within 2 + 1.173 |x| ulp (CUDA C++ Programming Guide, "Intrinsic Functions"), an ulp being at most 2 u. A
-    term of the sum is multiplied by such exponentials again, whose exponents add up to at most its own. Near a
-    temperature of 0 an exponent may be off by more than 1, hence expm1: at 1e-6, logits of 8 are off by 3.
+    A scaled logit is off by 3 u of its size, the largest too: FlashInfer 0.6.12 subtracted its rounded value from a
+    product that is not rounded. __expf is within 2 + 1.173 |x| ulp of at most 2 u (CUDA C++ Programming Guide,
+    "Intrinsic Functions"). Terms are rescaled by exponentials whose exponents add up to at most their own. Near a
+    temperature of 0 an exponent may be off by more than 1, hence expm1.
     """
     parts = expected.parts
 
@@ -97,13 +94,12 @@ def kernel_bound(expected: Expected) -> torch.Tensor:
     return expected.value * torch.expm1(own + total + SUM + 4 * U) + SMALLEST
 
 
-def reference_bound(expected: Expected) -> torch.Tensor:
-    scaling = (expected.parts["size"] + expected.parts["mean_size"]) * 2.0**-52
-    return expected.value * (U * (1 + 2**-20) + scaling) + SMALLEST * U
-
-
 REFERENCE = ErrorBound(
-    reference_bound, "one float32 rounding of a float64 softmax, whose scaled logits are within 2^-53 of their size"
+    lambda expected: (
+        expected.value * (U * (1 + 2**-20) + (expected.parts["size"] + expected.parts["mean_size"]) * 2.0**-52)
+        + SMALLEST * U
+    ),
+    "one float32 rounding of a float64 softmax, whose scaled logits are within 2^-53 of their size",
 )
 KERNEL = ErrorBound(
     kernel_bound,
@@ -112,22 +108,12 @@ KERNEL = ErrorBound(
 )
 
 
-def run_flashinfer(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    import flashinfer.sampling
-
-    return {"probs": flashinfer.sampling.softmax(inputs["logits"], inputs["temperature"])}
-
-
 def run_torch(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     """As SGLang's sampler does, in place: a division, then torch's own kernel."""
     logits = inputs["logits"]
     logits.div_(inputs["temperature"][:, None])
     logits[:] = torch.softmax(logits, dim=-1)
     return {"probs": logits}
-
-
-def temperatures_exchanged(inputs: dict[str, Any]) -> dict[str, Any]:
-    return {**inputs, "temperature": inputs["temperature"].flip(0)}
 
 
 LAUNCHABLE = {"batch_size": (1, 1 << 20)}
@@ -141,9 +127,14 @@ FAMILIES = (
         oracle=oracle,
         compare={"probs": REFERENCE},
         kernels=(
-            Kernel("flashinfer.sampling.softmax", run_flashinfer, limits=LAUNCHABLE, compare={"probs": KERNEL}),
+            calling("flashinfer.sampling.softmax", "logits temperature", limits=LAUNCHABLE, compare={"probs": KERNEL}),
             Kernel("torch.softmax", run_torch, limits=LAUNCHABLE, in_place=("logits",), compare={"probs": KERNEL}),
         ),
-        faults=(with_inputs("temperatures of other rows", lambda inputs, trial: temperatures_exchanged(inputs)),),
+        faults=(
+            with_inputs(
+                "temperatures of other rows",
+                lambda inputs, trial: {**inputs, "temperature": inputs["temperature"].flip(0)},
+            ),
+        ),
     ),
 )

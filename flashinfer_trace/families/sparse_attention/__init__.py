@@ -19,6 +19,8 @@ from flashinfer_trace.verdict.unordered import TopK
 
 #: No kernel launches for zero rows.
 LAUNCHABLE = {"num_tokens": (1, 1 << 20)}
+#: SGLang's kernels of DeepSeek-V4, which select by the bits of float32 scores.
+V2 = "sglang.kernels.ops.attention.dsv4.topk"
 TOP = TopK("which of equal scores are listed, and the order, are not defined; scores are compared, not computed")
 
 
@@ -35,7 +37,7 @@ def numbers_of_keys(inputs: Inputs, row: int) -> torch.Tensor:
 
 
 def oracle(output: str, definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """Row by row: a full sort of the row's keys, of which the first top_k are listed. Part ``scores``, by number."""
+    """Row by row: the first top_k keys of a full sort of the row's keys. Part ``scores``, by number."""
     top_k, scores = definition.const_axes["top_k"], inputs["scores"]
     numbers = [numbers_of_keys(inputs, row) for row in range(len(scores))]
     largest = max((int(each.max()) for each in numbers if len(each)), default=0)
@@ -109,6 +111,31 @@ def run_rows(definition: Definition, inputs: Inputs, outputs: Outputs) -> Output
     return {"topk_rows": rows}
 
 
+def run_paged_v2(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """As SGLang calls it in decode, with pages of one token. Rows of scores must begin at whole vectors of four."""
+    from sglang.kernels.ops.attention.dsv4.topk import plan_topk_v2, topk_transform_paged_v2
+
+    scores, lengths, found = whole_vectors(inputs["scores"]), inputs["lengths"], outputs["topk_slots"]
+    topk_transform_paged_v2(scores, lengths, inputs["page_table"], found, 1, plan_topk_v2(lengths))
+    return outputs
+
+
+def run_ragged_v2(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """It overwrites up to three scores before a row's first key, so it gets a copy."""
+    from sglang.kernels.ops.attention.dsv4.topk import topk_transform_ragged_v2
+
+    scores, found = whole_vectors(inputs["scores"].clone()), outputs["topk_rows"]
+    offsets, starts = inputs["topk_indices_offset"], inputs["row_starts"]
+    topk_transform_ragged_v2(scores, inputs["lengths"], out_offsets=offsets, out_indices=found, row_starts=starts)
+    return outputs
+
+
+def whole_vectors(scores: torch.Tensor) -> torch.Tensor:
+    """The scores with rows of a multiple of four columns in memory, and of four at least."""
+    columns = scores.shape[1]
+    return torch.nn.functional.pad(scores, (0, 4 - columns % 4))[:, :columns]
+
+
 def topk_kernel(
     name: str, call: Callable[[Definition, Inputs, Outputs], Outputs], variant: str = "", *, decode: bool = False
 ) -> Kernel:
@@ -149,11 +176,20 @@ FAMILIES = (
         (
             topk_kernel("fast_topk_transform_fused", functools.partial(run_slots, False)),
             topk_kernel("fast_topk_transform_fused", functools.partial(run_slots, True), "decode", decode=True),
+            Kernel(
+                f"{V2}.topk_transform_paged_v2",
+                run_paged_v2,
+                limits=LAUNCHABLE,
+                plan_options=Rows(decode=True, idle=False),
+            ),
         ),
     ),
     topk_family(
         "fast_topk_transform_ragged_fused",
         "topk_rows",
-        (topk_kernel("fast_topk_transform_ragged_fused", run_rows),),
+        (
+            topk_kernel("fast_topk_transform_ragged_fused", run_rows),
+            Kernel(f"{V2}.topk_transform_ragged_v2", run_ragged_v2, limits=LAUNCHABLE, plan_options=Rows(idle=False)),
+        ),
     ),
 )

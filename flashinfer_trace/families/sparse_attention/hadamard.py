@@ -22,7 +22,7 @@ SCALES = (-1, 1.0, 0.5, 0.3)
 
 def corners(request: PlanRequest) -> list[Plan]:
     """One-hot rows, whose transforms are rows of the matrix; values at the ends of float16's range."""
-    # Where a scale is no power of two, a rounding before it shows, and so does one of the scale itself.
+    # If a scale is not a power of two, a rounding before it shows, and so does one of the scale itself.
     scale = 0.5 if request.large else 0.3
     return [{"values": "one_hot", "scale": 0.5}, *({"values": kind, "scale": scale} for kind in ("huge", "minute"))]
 

@@ -1,8 +1,8 @@
-"""The scores of DeepSeek's indexer: weighted sums over heads of fp8 products, of which negative ones do not count.
+"""The scores of DeepSeek's indexer: weighted sums over heads of the fp8 products that are positive.
 
 DeepGEMM's kernel (sm90_fp8_mqa_logits.cuh) multiplies codes on fp8 tensor cores, one head's 128 features in one
-accumulator (see `gemm.truncation` for what they lose), then weighs, adds up and scales in float32. It writes what it
-computes with a token's neighbors, too: the adapter replaces scores of keys that a token does not see.
+accumulator (see `gemm.truncation` for what they lose), then weighs, adds up and scales in float32. It also
+writes scores that it computes for a token's neighbors: the adapter replaces those of keys that a token does not see.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from flashinfer_trace.harness.inputs import ROWS_SPREAD, SCALES_SPREAD, Draws
 from flashinfer_trace.harness.plans import Count, RowPlans
 from flashinfer_trace.verdict.compare import CONFIDENCE, ErrorBound, Expected, summation_error
 
-#: Standard deviation of the codes. ``positive``: no product is negative, so that all terms lose in one direction;
+#: Standard deviation of the codes. ``positive``: no product is negative, so all terms lose in one direction;
 #: ``small``: codes below 1; ``integers``: small ones, and weights that are powers of two; ``spread``: weights of tokens
 #: and scales of keys of very different magnitude.
 VALUES = {"normal": 100.0, "positive": 100.0, "small": 0.25, "integers": 0.0, "spread": 100.0}
@@ -137,7 +137,7 @@ KERNEL = ErrorBound(
 
 
 def run_deep_gemm(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    """As SGLang calls it: what a token does not see is not cleaned."""
+    """As SGLang calls it: scores of keys that a token does not see are not cleaned."""
     import deep_gemm
 
     ends = inputs["k_start"], inputs["k_end"]

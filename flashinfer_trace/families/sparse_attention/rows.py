@@ -1,4 +1,4 @@
-"""What plans of the indexer's top-k draw, and the inputs made from them."""
+"""Plans of the indexer's top-k, and the inputs made from them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ CROWDED, ROOM = ("close", "minute"), 4096
 #: Keys of a long row, of a corner only, and where its keys begin among those of all sequences, at least.
 LONG, FAR = 140_000, 1 << 17
 STARTS = ("zero", "random", "packed")
-#: Larger than any score: a column that is none of the row's keys, but is taken for one, is listed.
+#: Larger than any score: a column that is not one of the row's keys, but is taken for one, is listed.
 OUTSIDE = 1e9
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What a kernel takes.
+    """The inputs that a kernel accepts.
 
     Attributes:
         crowded: rows with more than ROOM scores that have the upper bits of their float16 form in common.
@@ -125,7 +125,7 @@ def draw_scores(values: str, shape: tuple[int, int], draws: Draws) -> torch.Tens
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """The inputs that the Definition has. Columns that are no keys have scores larger than all keys."""
+    """The inputs that the Definition has. Columns that are not keys have scores larger than all keys."""
     device, lengths, count = draws.device, plan["lengths"], len(plan["lengths"])
     span = 3 * definition.const_axes["top_k"] if plan["starts"] == "random" else 0
     starts = draws.host_integers(count, 0, span)

@@ -1,11 +1,12 @@
-"""Speculative decoding: the most probable tokens, from which a draft model grows its tree."""
+"""Speculative decoding: the most probable tokens, which a draft model grows its tree from."""
 
 from __future__ import annotations
 
 import torch
 
+from flashinfer_trace.families.calls import calling
 from flashinfer_trace.format.definition import Definition
-from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
+from flashinfer_trace.harness.family import Family, Inputs, Outputs, Plan
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.plans import Count, RowPlans
 from flashinfer_trace.verdict.compare import Exact, Expected
@@ -14,7 +15,6 @@ from flashinfer_trace.verdict.unordered import TopK
 #: ``ties``: many probabilities are equal; ``last``: the most probable token is the last one; ``equal``: all are equal.
 #: Only corners have ``close`` ones, which differ by 1e-5 of themselves, and ``faint`` ones, all but the first 1e-35.
 KINDS = ("random", "peaked", "ties", "last", "equal")
-
 
 #: The corners have the largest value in the last place, and rows of equal values; on a CPU, also close values and faint
 #: ones.
@@ -55,17 +55,10 @@ def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
 
 
 def places_agree(definition: Definition, inputs: Inputs, outputs: Outputs) -> list[str]:
-    """A line if an index is not that of the value beside it."""
+    """A line if an index is not that of the value at the same place."""
     found = inputs["values"].gather(1, outputs["topk_indices"])
     wrong = found != outputs["topk_values"]
     return [f"{int(wrong.sum())} indices are not those of the values beside them"] if wrong.any() else []
-
-
-def run_sgl(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    import sgl_kernel
-
-    values, indices = sgl_kernel.fast_topk(inputs["values"], definition.const_axes["top_k"], dim=-1)
-    return {"topk_values": values, "topk_indices": indices}
 
 
 FAMILIES = (
@@ -80,7 +73,7 @@ FAMILIES = (
             "topk_values": Exact("copies, in descending order"),
             "topk_indices": TopK("equal values may come in any order; nothing is computed", ordered=True),
         },
-        kernels=(Kernel("sgl_kernel.fast_topk", run_sgl),),
+        kernels=(calling("sgl_kernel.fast_topk", "values top_k dim=-1"),),
         relations=(places_agree,),
     ),
 )

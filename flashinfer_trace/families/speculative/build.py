@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
+from flashinfer_trace.families.calls import called
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.faults import with_inputs
@@ -141,30 +142,17 @@ def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
 
 def run_sgl(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     """The kernel writes links that exist: its caller fills the others with -1."""
-    from sglang.kernels.ops.speculative.tree import build_tree_kernel_efficient
-
-    axes = definition.const_axes
-    for name in ("retrive_next_token", "retrive_next_sibling"):
+    links = ("retrive_next_token", "retrive_next_sibling")
+    for name in links:
         outputs[name].fill_(-1)
-    build_tree_kernel_efficient(
-        inputs["parent_list"],
-        inputs["selected_index"],
-        inputs["verified_seq_len"],
-        inputs["tree_mask"],
-        outputs["positions"],
-        outputs["retrive_index"],
-        outputs["retrive_next_token"],
-        outputs["retrive_next_sibling"],
-        axes["top_k"],
-        axes["num_steps"],
-        axes["num_draft_tokens"],
-        FULL_MASK,
-    )
+    given = "parent_list selected_index verified_seq_len tree_mask positions retrive_index"
+    text = f"{given} {' '.join(links)} top_k num_steps num_draft_tokens {FULL_MASK}"
+    called(PATH, text, definition, {**inputs, **outputs})
     return {**outputs, "tree_mask_out": inputs["tree_mask"]}
 
 
 def one_text_longer(inputs: dict[str, Any]) -> dict[str, Any] | None:
-    """The lengths of the first two sequences exchanged, so that the mask's size stays."""
+    """The lengths of the first two sequences exchanged, which keeps the mask's size."""
     lengths = inputs["verified_seq_len"].clone()
     if len(lengths) < 2 or lengths[0] == lengths[1]:
         return None
@@ -173,12 +161,13 @@ def one_text_longer(inputs: dict[str, Any]) -> dict[str, Any] | None:
 
 
 class Numbers(Exact):
-    """For an output that depends on sizes alone: what a case before has left there is right, and no mutant."""
+    """For an output that depends on sizes alone: values that an earlier case left there are right, and not a mutant."""
 
     def mutants(self, expected: Expected) -> tuple[Mutant, ...]:
         return tuple(mutant for mutant in MUTANTS if mutant.name != "stale")
 
 
+PATH = "sglang.kernels.ops.speculative.tree.build_tree_kernel_efficient"
 LINKS = ("positions", "retrive_next_token", "retrive_next_sibling")
 FAMILIES = (
     Family(
@@ -193,14 +182,7 @@ FAMILIES = (
             **{name: Exact("integers are exact") for name in LINKS},
             "retrive_index": Numbers("consecutive numbers"),
         },
-        kernels=(
-            Kernel(
-                "sglang.kernels.ops.speculative.tree.build_tree_kernel_efficient",
-                run_sgl,
-                limits=LAUNCHABLE,
-                in_place=("tree_mask",),
-            ),
-        ),
+        kernels=(Kernel(PATH, run_sgl, limits=LAUNCHABLE, in_place=("tree_mask",)),),
         faults=(with_inputs("two sequences' lengths exchanged", lambda inputs, trial: one_text_longer(inputs)),),
     ),
 )

@@ -2,18 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from flashinfer_trace.families.speculative.trees import SHAPES, children_of, drawn_parents, link_inputs
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
 from flashinfer_trace.harness.faults import with_inputs
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.plans import FLAG, Count, RowPlans
 from flashinfer_trace.verdict.compare import Exact, Expected
+
+#: ``chain``: each node descends from the one before, up to the number of steps; ``star``: all from the root.
+SHAPES = ("random", "chain", "star")
+
+
+def drawn_parents(shape: str, nodes: int, steps: int, draws: Draws) -> list[int]:
+    """The parent of each node, -1 for the root, which is node 0; no node is deeper than `steps`."""
+    parents, depth = [-1], [0]
+    for node in range(1, nodes):
+        open_nodes = [each for each in range(node) if depth[each] < steps]
+        chosen = open_nodes[draws.host_integers(1, 0, len(open_nodes) - 1)[0]]
+        if shape == "star":
+            chosen = 0
+        elif shape == "chain":
+            chosen = node - 1 if depth[node - 1] < steps else 0
+        parents.append(chosen)
+        depth.append(depth[chosen] + 1)
+    return parents
+
+
+def links(parents: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The first child and the next sibling of each node, -1 if there is none; children are in ascending order."""
+    first, following = [-1] * len(parents), [-1] * len(parents)
+    youngest: dict[int, int] = {}
+    for node, parent in enumerate(parents):
+        if parent < 0:
+            continue
+        if parent in youngest:
+            following[youngest[parent]] = node
+        else:
+            first[parent] = node
+        youngest[parent] = node
+    return first, following
+
+
+def link_inputs(trees: Sequence[Sequence[int]], nodes: int, shuffled: bool, draws: Draws) -> dict[str, torch.Tensor]:
+    """int64 [batch_size, num_draft_tokens] inputs; with `shuffled`, nodes are not in the flat arrays' order."""
+    shape = (len(trees), nodes)
+    linked = [links(parents) for parents in trees]
+    places = torch.arange(len(trees) * nodes, device=draws.device)
+    if shuffled:
+        places = places[draws.permutation(len(places))]
+
+    def tensor(rows: list[list[int]]) -> torch.Tensor:
+        return torch.tensor(rows, dtype=torch.int64, device=draws.device).view(shape)
+
+    return {
+        "retrive_index": places.view(shape),
+        "retrive_next_token": tensor([first for first, _ in linked]),
+        "retrive_next_sibling": tensor([following for _, following in linked]),
+    }
+
+
+def children_of(first: list[int], following: list[int]) -> list[list[int]]:
+    """The children of each node of one tree, in the order in which a kernel meets them.
+
+    Args:
+        first, following: the tree's rows of ``retrive_next_token`` and ``retrive_next_sibling``.
+    """
+    children = []
+    for node in first:
+        found = []
+        while node != -1:
+            found.append(node)
+            node = following[node]
+        children.append(found)
+    return children
+
 
 #: Tokens from 0 on; with two, most siblings have the same token and most trees are followed far.
 VOCABULARIES = (100000, 2)
@@ -25,14 +93,14 @@ UNWRITTEN = -1
 LAUNCHABLE = {"batch_size": (1, 1 << 16)}
 
 
-def usual_sequences(definition: Definition, axes: Mapping[str, int]) -> int:
+def usual_sequences(few: int, definition: Definition, axes: Mapping[str, int]) -> int:
     nodes = definition.const_axes["num_draft_tokens"]
-    return axes.get("num_nodes", 8 * nodes) // nodes
+    return axes.get("num_nodes", few * nodes) // nodes
 
 
 #: The corners are trees of each shape that are followed to the end, and siblings with the same token.
 PLAN = RowPlans(
-    {"batch_size": Count(12, 256, usual=usual_sequences, corner=6)},
+    {"batch_size": Count(12, 256, usual=functools.partial(usual_sequences, 8), corner=6)},
     {
         "shape": SHAPES,
         "vocabulary": VOCABULARIES,
@@ -109,11 +177,12 @@ def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     return expected_path(definition, inputs["candidates"].device, accepted, tokens, len(places))
 
 
-TREES = ("candidates", "retrive_index", "retrive_next_token", "retrive_next_sibling")
+SIBLINGS = "retrive_next_sibling"
+TREES = ("candidates", "retrive_index", "retrive_next_token", SIBLINGS)
 
 
 def verified(function: Callable[..., None], inputs: Inputs, outputs: Outputs, *more: Any) -> Outputs:
-    """What a kernel that walks trees writes; it leaves other entries alone, which its caller fills with -1."""
+    """The entries that a kernel writes as it walks trees. It leaves others alone; its caller fills them with -1."""
     for name in ("predicts", "accept_index"):
         outputs[name].fill_(UNWRITTEN)
     written = (outputs[name] for name in ("predicts", "accept_index", "accept_token_num"))
@@ -125,10 +194,6 @@ def run_sgl(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs
     from sglang.kernels.ops.speculative.tree import verify_tree_greedy
 
     return verified(verify_tree_greedy, inputs, outputs, inputs["target_predict"])
-
-
-def first_children_only(inputs: dict[str, Any]) -> dict[str, Any]:
-    return {**inputs, "retrive_next_sibling": torch.full_like(inputs["retrive_next_sibling"], -1)}
 
 
 COMPARE = {
@@ -146,6 +211,11 @@ FAMILIES = (
         oracle=oracle,
         compare=COMPARE,
         kernels=(Kernel("sglang.kernels.ops.speculative.tree.verify_tree_greedy", run_sgl, limits=LAUNCHABLE),),
-        faults=(with_inputs("only first children tried", lambda inputs, trial: first_children_only(inputs)),),
+        faults=(
+            with_inputs(
+                "only first children tried",
+                lambda inputs, trial: {**inputs, SIBLINGS: torch.full_like(inputs[SIBLINGS], -1)},
+            ),
+        ),
     ),
 )

@@ -1,41 +1,50 @@
 """Verifying a tree of draft tokens by rejection sampling, judged with the uniform numbers that it is given.
 
-What a kernel computes in float32 decides between tokens in two places. The probabilities of tried siblings are added
-and compared with a uniform number: inputs keep that number away from each sum by much more than roundings, or make all
-sums exact and the number none of them, because releases differ where they are equal: sglang-kernel 0.4.2 accepts,
-SGLang 0.5.23 and the reference reject. Of both, only the latter is right for a number of 0: a token of probability 0 is
-never accepted, nor by a threshold of 0. And the last token is the first whose cumulative weight exceeds a number: where
+A kernel's float32 results decide between tokens in two places. First, the probabilities of tried siblings are added
+and compared with a uniform number. Inputs keep that number away from each sum by much more than roundings, or make all
+sums exact and the number different from them. Releases disagree if they are equal: sglang-kernel 0.4.2 accepts; SGLang
+0.5.23 and the reference reject. Only rejection is right for a number of 0, because a token of probability 0 is never
+accepted, not even by a threshold of 0. Second, the last token is the first whose cumulative weight exceeds a number. If
 that number is within the errors of float32 sums of an edge between two tokens, either may come out (`DRAWN`).
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from flashinfer_trace.families.sampling import SUM
-from flashinfer_trace.families.speculative.greedy import COMPARE, LAUNCHABLE, expected_path, verified
-from flashinfer_trace.families.speculative.trees import SHAPES, children_of, drawn_parents, link_inputs
+from flashinfer_trace.families.speculative.greedy import (
+    COMPARE,
+    LAUNCHABLE,
+    SHAPES,
+    children_of,
+    drawn_parents,
+    expected_path,
+    link_inputs,
+    usual_sequences,
+    verified,
+)
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, ReferenceRun
-from flashinfer_trace.harness.faults import with_inputs
+from flashinfer_trace.harness.faults import FaultyCase, with_inputs
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.plans import FLAG, Count, RowPlans
 from flashinfer_trace.verdict.compare import Exact, Expected, unit_roundoff
 from flashinfer_trace.verdict.intervals import Interval
 
-#: ``dyadic``: multiples of 1/32 that sum to 1, with uniform numbers half-way between them, or 0: arithmetic is exact;
+#: ``dyadic``: multiples of 1/32 that sum to 1, with uniform numbers halfway between them, or 0: arithmetic is exact;
 #: ``faint``: all but the last token have probabilities around the smallest threshold. Only corners have ``beside``:
-#: flat ones, with uniform numbers beside the sums of second and third siblings.
+#: flat ones, with uniform numbers next to the sums of second and third siblings.
 VALUES = ("peaked", "flat", "dyadic", "one_hot", "faint")
 #: The last uniform number: any, or a neighbor in float32 of an edge between two tokens.
 FINAL = ("random", "edge")
-#: SGLang gives zeros. ``same``: where the target model's probabilities are, so that nothing remains to draw from.
+#: SGLang gives zeros. ``same``: where the target model's probabilities are, so nothing remains to draw from.
 DRAFTS = ("zeros", "random", "same")
 #: (threshold_single, threshold_acc); numbers of float32.
 THRESHOLDS = ((1.0, 1.0), (0.3125, 1.0), (1.0, 0.5), (1.0, 0.0), (0.75, 0.9), (0.0, 1.0), (0.0, 0.0))
@@ -52,19 +61,13 @@ FLOAT64_EDGE = 2.0**-35
 LARGEST = 1 - 2.0**-24
 #: The closest that a uniform number comes to a sum, relative to it; roundings add up to less than 2^-20.
 CLEAR = 2.0**-16
-#: How far a number beside a sum is from it, relative to it: sums in a 16-bit format are farther.
+#: How far a number next to a sum is from it, relative to it: sums in a 16-bit format are farther.
 BESIDE = 2 * CLEAR
 
 
 def beside_sums(edges: torch.Tensor, numbers: torch.Tensor, draws: Draws) -> torch.Tensor:
-    """float32 like `numbers`: on either side of the sum of the second or third child; as given where there is none.
-
-    Args:
-        edges: float64 [batch_size, nodes, nodes], what the number of each node is compared with at each of its
-            children, in the order in which they are tried; infinite at other nodes.
-        numbers: float32 [draws, batch_size, nodes].
-        draws: a stream.
-    """
+    """float32 like `numbers` [draws, batch_size, nodes]: on either side of the sum of the second or third child, as
+    given where there is none. `edges` [batch_size, nodes, nodes] is what a number is compared with, or infinite."""
     child = edges.isfinite().cumsum(-1).masked_fill(~edges.isfinite(), 0)
     chosen = draws.integers(numbers.shape, 2, 3)[..., None] == child
     side = 2 * draws.integers(numbers.shape, 0, 1) - 1
@@ -73,32 +76,11 @@ def beside_sums(edges: torch.Tensor, numbers: torch.Tensor, draws: Draws) -> tor
     return torch.where((beside > 0) & (beside < 1), beside, numbers)
 
 
-def usual_sequences(definition: Definition, axes: Mapping[str, int]) -> int:
-    nodes = definition.const_axes["num_draft_tokens"]
-    return axes.get("num_nodes", 4 * nodes) // nodes
-
-
-def corners() -> list[Plan]:
-    """Exact arithmetic with each pair of thresholds; trees of each shape; nothing to draw from; numbers beside sums;
-    candidates of which many are impossible."""
-    exact = {"values": "dyadic"}
-    return [
-        *({**exact, "thresholds": number, "shuffled": True} for number in range(4)),
-        *({**exact, "thresholds": number, "shape": "star", "likely": False} for number in (0, 3, 5, 6)),
-        *({**exact, "shape": shape, "draft": "random"} for shape in SHAPES),
-        {**exact, "shape": "star", "likely": False},
-        *({"shape": shape, "values": "faint", "thresholds": 3, "likely": False} for shape in SHAPES),
-        *({"values": "flat", "draft": draft, "final": "edge"} for draft in ("zeros", "random")),
-        {"draft": "same", "shape": "chain"},
-        {"values": "flat", "draft": "random", "thresholds": 4},
-        *({"shape": "star", "values": "beside", "thresholds": number} for number in (0, 2, 4)),
-    ]
-
-
 #: Few plans have no tree, unlikely candidates, or a draft of zeros: where none is accepted, or rejected, an output is
 #: zero, and the case proves nothing.
+EXACT: Plan = {"values": "dyadic"}
 PLAN = RowPlans(
-    {"batch_size": Count(12, 12, usual=usual_sequences, corner=5)},
+    {"batch_size": Count(12, 12, usual=functools.partial(usual_sequences, 4), corner=5)},
     {
         "shape": SHAPES,
         "values": VALUES,
@@ -108,7 +90,19 @@ PLAN = RowPlans(
         "likely": (True, True, True, False),
         "shuffled": FLAG,
     },
-    special=corners(),
+    # Exact arithmetic with each pair of thresholds; trees of each shape; nothing to draw from; numbers next to sums;
+    # many impossible candidates.
+    special=[
+        *({**EXACT, "thresholds": number, "shuffled": True} for number in range(4)),
+        *({**EXACT, "thresholds": number, "shape": "star", "likely": False} for number in (0, 3, 5, 6)),
+        *({**EXACT, "shape": shape, "draft": "random"} for shape in SHAPES),
+        {**EXACT, "shape": "star", "likely": False},
+        *({"shape": shape, "values": "faint", "thresholds": 3, "likely": False} for shape in SHAPES),
+        *({"values": "flat", "draft": draft, "final": "edge"} for draft in ("zeros", "random")),
+        {"draft": "same", "shape": "chain"},
+        {"values": "flat", "draft": "random", "thresholds": 4},
+        *({"shape": "star", "values": "beside", "thresholds": number} for number in (0, 2, 4)),
+    ],
     many_rows=300,
 )
 
@@ -157,7 +151,9 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
         if plan["values"] == "dyadic"
         else draws.uniform([count]),
         "target_probs": target,
-        "draft_probs": drafted(plan, target, draws),
+        "draft_probs": distribution(plan["values"], list(target.shape), draws)
+        if plan["draft"] == "random"
+        else target * float(plan["draft"] == "same"),
         "threshold_single": float(torch.tensor(single)),
         "threshold_acc": float(torch.tensor(acc)),
     }
@@ -176,19 +172,13 @@ def beside_edges(weights: torch.Tensor, draws: Draws) -> torch.Tensor:
 
 
 def uniform(plan: Plan, tried: torch.Tensor, parents: torch.Tensor, draws: Draws) -> torch.Tensor:
-    """The number of each node, clear of what its children compare it with, except for 0, where sums may be 0 too.
-
-    Exact ones are half way between the possible sums. Where the plan says so, a number is beside what the second or
-    third child compares it with.
-
-    Args:
-        plan: says whether sums are exact.
-        tried: float64 [batch_size, num_draft_tokens], what the number of the parent of each node is compared with.
-        parents: of each node.
-        draws: a stream.
-    """
+    """The number of each node, clear of what its children compare it with (`tried`, float64 [batch_size, nodes]),
+    except for 0, where sums may be 0 too. Exact ones are halfway between possible sums; planned ones are next to a
+    sum."""
     count, nodes = tried.shape
-    if exact(plan):
+    # float32 makes no error in sums of probabilities and in what a number is compared with, or none that could matter:
+    # divided by the smallest threshold, a sum is 0 or beyond all numbers.
+    if plan["values"] in ("dyadic", "one_hot") and THRESHOLDS[plan["thresholds"]][1] != 0.9:
         number = draws.integers([count, nodes], 0, UNITS - 1).float() + 0.5
         numbers = torch.where(draws.integers([count, nodes], 0, 7) == 0, 0.0, number) / UNITS
         # Of every other tree that of the root, whose last child is accepted by no more than it must be.
@@ -205,23 +195,9 @@ def uniform(plan: Plan, tried: torch.Tensor, parents: torch.Tensor, draws: Draws
     return numbers.gather(0, clear.long().argmax(0, keepdim=True))[0] if count else numbers[0]
 
 
-def exact(plan: Plan) -> bool:
-    """Whether float32 makes no error in sums of probabilities and in what a number is compared with, or none that
-    could matter: divided by the smallest threshold, a sum is 0 or beyond all numbers."""
-    return plan["values"] in ("dyadic", "one_hot") and THRESHOLDS[plan["thresholds"]][1] != 0.9
-
-
-def drafted(plan: Plan, target: torch.Tensor, draws: Draws) -> torch.Tensor:
-    if plan["draft"] == "same":
-        return target.clone()
-    if plan["draft"] == "zeros":
-        return torch.zeros_like(target)
-    return distribution(plan["values"], list(target.shape), draws)
-
-
 @dataclass(frozen=True)
 class Outcome:
-    """What becomes of the trees of a case.
+    """The result of the trees of a case.
 
     Attributes:
         paths: the root and the accepted nodes of each tree.
@@ -297,11 +273,8 @@ def accepted_path(definition: Definition, inputs: Inputs, tree: int) -> tuple[li
 
 
 def token_ranges(weights: torch.Tensor, u: torch.Tensor, edge: float) -> torch.Tensor:
-    """int64 [batch_size, 2]: the first and the last token that may be drawn if sums are off by `edge` of the total.
-
-    With no error, or where all sums are exact in float32, that is one token: the first behind which there is less
-    weight than 1 - u of the total.
-    """
+    """int64 [batch_size, 2]: the first and the last token that may be drawn if sums are off by `edge` of the total; one
+    token where they are exact: the first that has less weight after it than 1 - u of the total."""
     behind = weights.flip(1).cumsum(1).flip(1) - weights
     total = weights.sum(1, keepdim=True)
     units = torch.cat((weights, u[:, None]), dim=1) * UNITS
@@ -362,12 +335,7 @@ def run_sgl(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs
     return {**found, "draft_probs_out": inputs["draft_probs"]}
 
 
-def other_numbers(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Each node uses the uniform number of the next."""
-    return {**inputs, "uniform_samples": inputs["uniform_samples"].roll(1, dims=1)}
-
-
-def without_threshold(name: str, inputs: dict[str, Any]) -> dict[str, Any] | None:
+def ignored(name: str, inputs: Inputs, trial: FaultyCase) -> Inputs | None:
     return None if inputs[name] == 1.0 else {**inputs, name: 1.0}
 
 
@@ -396,11 +364,15 @@ FAMILIES = (
         relations=(drawn_from_weights,),
         checks=(sums_reject,),
         faults=(
-            with_inputs("the uniform number of another node", lambda inputs, trial: other_numbers(inputs)),
+            # Each node uses the number of the next.
             with_inputs(
-                "threshold_single ignored", lambda inputs, trial: without_threshold("threshold_single", inputs)
+                "the uniform number of another node",
+                lambda inputs, trial: {**inputs, "uniform_samples": inputs["uniform_samples"].roll(1, dims=1)},
             ),
-            with_inputs("threshold_acc ignored", lambda inputs, trial: without_threshold("threshold_acc", inputs)),
+            *(
+                with_inputs(f"{name} ignored", functools.partial(ignored, name))
+                for name in ("threshold_single", "threshold_acc")
+            ),
         ),
     ),
 )

@@ -22,7 +22,7 @@ REASONS = {
     0x80: "power brake",
 }
 _FIELDS = "clocks.sm,clocks.max.sm,clocks.mem,temperature.gpu,power.draw,clocks_throttle_reasons.active"
-#: Of a UUID, as many as tell cards apart.
+#: Digits of a UUID that are enough to tell cards apart.
 CARD_DIGITS = 8
 
 Run = Callable[[Sequence[str]], str]
@@ -70,8 +70,8 @@ def _run(command: Sequence[str]) -> str:
 def name_of(device: torch.device) -> str:
     """The name by which nvidia-smi knows a GPU.
 
-    Its number there is another than in torch where CUDA_VISIBLE_DEVICES chooses some, or where CUDA puts the fastest
-    first; a UUID is the same everywhere. What torch does not tell is taken to be the number.
+    nvidia-smi and torch number GPUs differently if CUDA_VISIBLE_DEVICES selects some, or if CUDA puts the fastest
+    first. A UUID is the same everywhere. If torch does not tell the UUID, torch's number is used.
     """
     uuid = _uuid(device)
     return str(_index(device)) if uuid is None else f"GPU-{uuid}"

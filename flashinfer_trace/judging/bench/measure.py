@@ -41,6 +41,8 @@ from flashinfer_trace.verdict.tensors import torch_dtype
 
 #: Bytes that are written to empty the cache, in sizes of it, and at least.
 FLUSH, LEAST_FLUSH = 4, 256 << 20
+#: Figures that exist for every call.
+TOTALS = ("total", "ahead")
 #: Flushes before each series: a millisecond or two, in which clocks rise.
 WARM_UP = 20
 
@@ -58,7 +60,7 @@ class _Contender:
 
     @contextlib.contextmanager
     def failing(self) -> Iterator[None]:
-        """What it does here may fail, and then it takes no more part."""
+        """The context of a step that may fail. After a failure, the kernel is not timed any further."""
         try:
             yield
         except Failed as failed:
@@ -67,7 +69,7 @@ class _Contender:
             self.failure, self.processes = Failure(failed.kind, failed.message), []
 
     def result(self, inputs: int) -> Measured:
-        """What was found of it on so many inputs."""
+        """The result for this kernel on that many inputs."""
         library = self.kernel.library if self.kernel else ""
         version = importlib.metadata.version(library) if library else ""
         found = None
@@ -76,9 +78,9 @@ class _Contender:
         label = self.kernel.label if self.kernel else self.submission.label
         return Measured(label, library, version, found, self.failure)
 
-    def counted(self, calls: Sequence[Mapping[str, float]]) -> Sequence[Mapping[str, float]]:
-        """What counts of reported times: only real kernels have phases, by one of which a submission might be timed."""
-        return calls if self.kernel else [{name: call[name] for name in ("total", "ahead")} for call in calls]
+    def counted(self, process: SubmissionProcess, calls: Sequence[dict[str, float]]) -> Sequence[dict[str, float]]:
+        """What counts of reported times: only real kernels and submissions that plan have phases."""
+        return calls if self.kernel or process.plans else [{name: call[name] for name in TOTALS} for call in calls]
 
     def unfit(self, workload: Workload) -> str | None:
         """Why a real kernel does not take a workload, or None."""
@@ -114,7 +116,7 @@ def bench(
         progress: called with a line for each step.
 
     Raises:
-        SubmissionError, DatasetError: what is given is no submission; a name of `against` stands for no kernel.
+        SubmissionError, DatasetError: the argument is not a submission, or a name in `against` matches no kernel.
     """
     started = time.perf_counter()
     loaded = store.definition_of(definition)
@@ -333,7 +335,7 @@ class _TimingRun:
                     else:
                         found = process.timed(inputs, poisoned, seed, self._timing)
                         self._judge(one, found.answers, inputs, expected)
-                        one.series.append(Series(one.counted(found.calls), found.outside, aside, self._held))
+                        one.series.append(Series(one.counted(process, found.calls), found.outside, aside, self._held))
 
     def _judge(self, one: _Contender, answers: Sequence[Any], inputs: Inputs, expected: Mapping[str, Expected]) -> None:
         in_place = one.kernel.in_place if one.kernel else ()

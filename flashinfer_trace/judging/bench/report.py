@@ -1,4 +1,4 @@
-"""What a benchmark found, as text, as JSON, and as the lines of results/."""
+"""The results of a benchmark, as text, as JSON, and as the lines of results/."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def _row(each: Timetable, one: Measured, unbelievable: bool) -> list[str]:
 
 @dataclass
 class Benchmarks:
-    """What became of each Definition.
+    """The result of each Definition.
 
     Attributes:
         reports: of those that were benchmarked, in their order.
@@ -204,14 +204,14 @@ def bench_all(
     """Benchmarks Definitions in their order.
 
     Args:
-        definitions: of which the first is always benchmarked.
+        definitions: the first is always benchmarked.
         measure: benchmarks one of them.
-        finished: told at once what was found, so that what comes later cannot lose it.
+        finished: called with each result at once; a later failure cannot lose it.
         budget: seconds after which no further Definition has its turn; the one that has it comes to its end.
         now: a clock, in seconds.
 
     Raises:
-        SubmissionError: what is given is no submission, which no other Definition would change.
+        SubmissionError: the argument is not a submission; other Definitions would not change that.
         Exception: of `measure`, if there is one Definition; and of `finished`.
     """
     found, started = Benchmarks(), now()

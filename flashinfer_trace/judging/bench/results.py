@@ -36,7 +36,7 @@ def append(report: Report, definition: Definition, root: Path) -> list[Path]:
         root: the directory ``results``.
 
     Returns:
-        The file, or nothing if there was no such time.
+        The file; empty without any such time.
     """
     when = datetime.now(timezone.utc).isoformat(timespec="seconds")
     lines = [
@@ -138,7 +138,7 @@ def read(root: Path) -> Iterator[dict[str, Any]]:
     """All recorded times, file by file in the order of their names.
 
     Raises:
-        ResultsError: a file cannot be read, or a line is no JSON object with the entries of one.
+        ResultsError: a file cannot be read, or a line is not a JSON object with the expected entries.
     """
     for path in sorted(root.glob("*/*/*.jsonl")):
         try:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 #: By how much calls on inputs that were seen before may be faster than first calls, as a fraction and in seconds,
 #: before the first calls alone are believed.
 REMEMBERED, REMEMBERED_SECONDS = 0.2, 5e-6
-#: What one call costs beside its work, at most, by a clock outside of its process, in seconds; and how many times its
-#: work it may seem to take, because a processor and not the GPU is waited for.
+#: The most seconds that one call costs in addition to its work, by a clock outside of its process; and how many times
+#: its work it may seem to take while it waits for a processor, not for the GPU.
 OVERHEAD, PATIENCE = 8e-4, 3.0
 #: How many times as long as in the judge's process a GPU may be held, because its clocks are lower.
 HELD = 1.25
@@ -32,8 +32,8 @@ class Policy:
         least: of them, whatever time they take.
         seconds: after which no further inputs are drawn.
         repeats: calls in a series.
-        processes: of each kernel. Their times differ by some per cent; where data lies in a GPU's memory is a part of
-            the reason.
+        processes: of each kernel. Their times differ by a few per cent, partly because their data has different
+            addresses in the GPU's memory.
         warm: whether the cache may hold the inputs.
         graph: whether calls are replayed as a CUDA graph.
         memory: bytes of a GPU's memory that may be used; None for all that is free.
@@ -144,7 +144,7 @@ class Summary:
 
 
 def summary(series: Sequence[Series], processes: int = 1) -> Summary:
-    """What series of calls say together; there must be one, and as many of each process."""
+    """Combines series of calls. There must be at least one, and equally many of each process."""
     first = [each.calls[0]["total"] for each in series]
     again = [call["total"] for each in series for call in each.calls[1:]]
     saved = statistics.median(first) - statistics.median(again) if again else 0.0

@@ -34,7 +34,7 @@ class CostError(LookupError):
 
 
 def work_of(definition: Definition, inputs: Mapping[str, Any], axes: Mapping[str, int]) -> Work:
-    """What a Definition reads, writes and computes at inputs with these values of the variable axes.
+    """The reads, writes and operations of a Definition for inputs with these values of the variable axes.
 
     Raises:
         CostError: the Definition's family has no cost.
@@ -51,7 +51,7 @@ def cost_of(definition: Definition | str, inputs: Mapping[str, Any]) -> Cost:
 
     Raises:
         CostError: the Definition's family has no cost.
-        DatasetError: there is no Definition of this name.
+        DatasetError: no Definition has this name.
         InputError: the inputs do not fit the Definition.
     """
     definition = definition_of(definition)

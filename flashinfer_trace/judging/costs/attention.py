@@ -123,6 +123,17 @@ def sparse(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
     return Work(count, {name: slots for name in ("ckv_cache", "kpe_cache", "kv_cache") if name in inputs})
 
 
+def sparse_with_sinks(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
+    """Attention of each token to the slots among the first entries of its row; keys are the values."""
+    chosen = inputs["sparse_indices"].long().cpu()
+    listed = torch.arange(sizes["topk"]) < inputs["topk_length"].cpu()[:, None]
+    real = listed & (chosen >= 0)
+    slots = torch.zeros(sizes["num_slots"], dtype=torch.bool)
+    slots[chosen[real]] = True
+    count = operations(sizes, int(real.sum()), sizes["head_dim"], sizes["head_dim"])
+    return Work(count, {"kv": slots, "sparse_indices": listed})
+
+
 def indexer(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
     """A product for each head of each pair of a token and a key that it sees; its maximum with 0, weighed and added."""
     start, end = (inputs[name].long().cpu() for name in ("k_start", "k_end"))
@@ -187,6 +198,7 @@ COSTS: dict[str, CostFunction] = {
     "fp8_mqa_logits": indexer,
     "dsa_sparse_attention": sparse,
     "dsa_sparse_attention_fp8_cache": sparse,
+    "dsa_sparse_attention_sinks": sparse_with_sinks,
     **{
         f"gqa_ragged_prefill_causal{variant}": ragged("head_dim", "head_dim")
         for variant in _VARIANTS

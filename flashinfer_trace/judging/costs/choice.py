@@ -51,7 +51,7 @@ def sparse_top_k_slots(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
 
 
 def build_tree(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
-    """Of the mask only the columns of the tree's nodes are written; those of the text stay, and are not read."""
+    """Only the mask's columns for the tree's nodes are written; those for the text stay, and are not read."""
     draft = sizes["num_draft_tokens"]
     written = torch.zeros(sizes["mask_size"], dtype=torch.bool)
     row = 0
@@ -80,10 +80,27 @@ def verify_sampled(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
         for node, token in rejected:
             written[tree, node, token] = True
         target[tree, last] = True
-        # What was rejected there is known; all the rest of the drafts' probabilities counts, unless all was accepted.
+        # The rejected draft there is known; all the rest of the drafts' probabilities counts, unless all was accepted.
         draft[tree, last] = ~written[tree, last] & (accepted < sizes["num_steps"])
     count = DRAW * sizes["batch_size"] * sizes["vocab_size"]
     return Work({CUDA_CORES: count}, {"target_probs": target, "draft_probs": draft}, {"draft_probs_out": written})
+
+
+def verify_chain(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
+    """Of each step that is looked at, both probabilities of its token; those of all tokens where the last is drawn."""
+    steps = sizes["num_steps"]
+    target, draft = (torch.zeros(inputs[name].shape, dtype=torch.bool) for name in ("target_probs", "draft_probs"))
+    for chain, tokens in enumerate(inputs["candidates"][:, 1:].tolist()):
+        count = steps
+        for step, token in enumerate(tokens):
+            p, q = (inputs[name][chain, step, token].cpu() for name in ("target_probs", "draft_probs"))
+            target[chain, step, token] = draft[chain, step, token] = True
+            if not (q > 0 and inputs["uniform_samples"][chain, step].cpu() * q < p):
+                count = step
+                break
+        target[chain, count], draft[chain, count : count + 1] = True, True
+    count = DRAW * sizes["batch_size"] * sizes["vocab_size"]
+    return Work({CUDA_CORES: count}, {"target_probs": target, "draft_probs": draft})
 
 
 def walk(
@@ -118,6 +135,8 @@ COSTS: dict[str, CostFunction] = {
         for kind in ("top_k", "top_p", "top_k_top_p", "top_k_top_p_joint", "min_p")
     },
     **{f"{kind}_renorm_probs": rows_of(SAMPLE, "batch_size", "vocab_size") for kind in ("top_k", "top_p")},
+    "draft_topk1_postprocess": rows_of(SELECT, "batch_size", "vocab_size"),
+    "chain_speculative_sampling": verify_chain,
     "fast_topk": rows_of(SELECT, "num_rows", "vocab_size"),
     "fast_topk_v2": sparse_top_k,
     "fast_topk_transform_ragged_fused": sparse_top_k,

@@ -94,6 +94,14 @@ def chosen_product(dtype: str, scaled: bool) -> CostFunction:
     return work
 
 
+def packed_product(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
+    """As one product of the chosen experts, with weights in words and their scales."""
+    found = chosen_product("bfloat16", False)(sizes, inputs)
+    reads = {name: rows for name, rows in found.reads.items() if name != "weights"}
+    hit = found.reads["weights"]
+    return Work(found.operations, {**reads, "qweight": hit, "scales": hit})
+
+
 def grouped_product(dtype: str, scales: tuple[str, ...]) -> CostFunction:
     """The product of each expert with its rows, which are sorted by expert.
 
@@ -144,6 +152,17 @@ def router(experts: str = "num_experts") -> CostFunction:
     return lambda sizes, inputs: Work({CUDA_CORES: ROUTE * sizes["seq_len"] * sizes[experts]})
 
 
+def hashed(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
+    """Scores of the experts that the table has for the tokens: only their rows, and their logits, are read."""
+    ids, tokens = inputs["token_experts"].long(), inputs["input_ids"]
+    logits = torch.zeros(inputs["routing_logits"].shape, dtype=torch.bool, device=tokens.device)
+    reads: dict[str, Elements] = {
+        "token_experts": rows_named(tokens, sizes["vocab_size"]),
+        "routing_logits": logits.scatter(1, ids[tokens], True),
+    }
+    return Work({CUDA_CORES: ROUTE * sizes["seq_len"] * sizes["top_k"]}, reads)
+
+
 def sorting(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
     """Counting and placing each pair of a token and an expert."""
     return Work({CUDA_CORES: 2 * sizes["seq_len"] * sizes["top_k"]})
@@ -183,7 +202,10 @@ _NVFP4_SCALES = (
     "output2_scale_scalar",
 )
 
-_ROUTERS = ("softmax", "softmax_sorted", "sigmoid", "deepseek", "deepseek_shared_experts")
+_ROUTERS = (
+    *("softmax", "softmax_sorted", "softmax_scaled"),
+    *("sigmoid", "sqrtsoftplus", "deepseek", "deepseek_shared_experts"),
+)
 COSTS: dict[str, CostFunction] = {
     "moe_bf16_ds_routing": whole_experts(deepseek_experts(torch.float64), "bfloat16"),
     "moe_bf16_softmax_routing": whole_experts(softmax_experts, "bfloat16"),
@@ -195,6 +217,7 @@ COSTS: dict[str, CostFunction] = {
     },
     "moe_nvfp4_ds_routing": whole_experts(deepseek_experts(torch.float64), FLOAT4, "rows", _NVFP4_SCALES, NVFP4),
     "moe_bf16_expert_gemm": chosen_product("bfloat16", False),
+    "moe_wna16_expert_gemm": packed_product,
     "moe_fp8_block_scale_expert_gemm": chosen_product("float8_e4m3fn", True),
     "moe_bf16_gather_gemm": gathered_product(0),
     **{f"moe_{weights}_gather_gemm_swiglu": gathered_product(1 + SILU) for weights in ("bf16", "mxfp4")},
@@ -205,6 +228,8 @@ COSTS: dict[str, CostFunction] = {
     "moe_nvfp4_grouped_gemm": grouped_product(FLOAT4, ("a_scale", "b_scale", "alphas")),
     "moe_nvfp4_experts_quant": quantize,
     **{f"moe_topk_{kind}": router() for kind in _ROUTERS},
+    "moe_topk_hash": hashed,
+    "moe_append_shared_experts": lambda sizes, inputs: Work({}),
     **dict.fromkeys(("moe_align_block_size", "moe_prepare_input", "moe_w4a8_problem_sizes"), sorting),
     "moe_sum_reduce": sum_reduce,
     "moe_apply_shuffle_mul_sum": shuffled_sum,

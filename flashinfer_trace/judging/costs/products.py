@@ -51,6 +51,7 @@ COSTS: dict[str, CostFunction] = {
     "gemm_bf16": product("bfloat16"),
     "gemm_bf16_bias": product("bfloat16", 1),
     "gemm_float32_out": product("bfloat16"),
+    "gptq_marlin_gemm": product("bfloat16", 1),
     "gemm_float32": product("float32"),
     "fp8_blockwise_scaled_mm": product("float8_e4m3fn", 2),
     "fp8_scaled_mm": product("float8_e4m3fn", 2),

@@ -23,6 +23,13 @@ def gdn_decode(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
     return Work({CUDA_CORES: delta_rule(sizes, sizes["batch_size"])})
 
 
+def gdn_verify(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
+    """The slots that sequences begin with are read; the pool is not written."""
+    slots = rows_named(inputs["initial_state_indices"], sizes["pool_size"])
+    operations = delta_rule(sizes, sizes["batch_size"] * sizes["seq_len"])
+    return Work({CUDA_CORES: operations}, {"initial_state": slots})
+
+
 def gdn_prefill(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
     """As many products as the recurrence has, which chunks of tokens give to the tensor cores."""
     pairs = sizes["total_seq_len"] * sizes["num_v_heads"] * sizes["head_size"] ** 2
@@ -55,6 +62,13 @@ def state_update(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
     return Work({CUDA_CORES: int(real.sum()) * heads * (5 + 8 * sizes["dstate"])}, reads, {"new_state": slots})
 
 
+def state_scan(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
+    """As many products as the recurrence has, which chunks of tokens give to the tensor cores."""
+    features = sizes["total_seq_len"] * sizes["nheads"] * sizes["head_dim"]
+    steps = 8 * sizes["total_seq_len"] * sizes["nheads"]
+    return Work({"bfloat16": 4 * features * sizes["dstate"], CUDA_CORES: steps + features * (2 + sizes["dstate"])})
+
+
 #: Of each element that a filter gives: negation, exp, sum and quotient of silu.
 SILU = 4
 
@@ -78,9 +92,12 @@ COSTS: dict[str, CostFunction] = {
     "fused_gdn_gating": gating,
     "gdn_decode": gdn_decode,
     "gdn_prefill": gdn_prefill,
+    "gdn_verify": gdn_verify,
     "causal_conv1d": convolution,
     "causal_conv1d_update": convolution_of_a_token,
     "mamba_ssu_decode": state_update,
+    "mamba_ssu_decode_float32": state_update,
+    "mamba_ssd_prefill": state_scan,
     "gdn_packed_decode": of_pool("mixed_qkv", "a", "b"),
     "kda_prefill": gdn_prefill,
     "kda_packed_decode": of_pool("mixed_qkv", "a", "b"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from flashinfer_trace.families import family_of
+from flashinfer_trace.families.batch import Batch
 from flashinfer_trace.format.definition import Definition, InputError
 from flashinfer_trace.harness.family import Plan
 from flashinfer_trace.harness.inputs import Draws
@@ -23,7 +24,7 @@ STRUCTURE = frozenset(
     {
         *("block_size", "n_group", "num_draft_tokens", "num_experts", "num_fused_shared_experts"),
         *("num_local_experts", "num_offsets", "num_parents", "num_selected", "num_speculative_tokens", "num_steps"),
-        *("one", "page_size", "rows_per_token", "top_k", "topk", "topk_group", "vocab_size"),
+        *("one", "page_size", "routed_top_k", "rows_per_token", "top_k", "topk", "topk_group", "vocab_size"),
     }
 )
 
@@ -73,6 +74,8 @@ def _refuse_large(thin: Definition, given: Mapping[str, int], axes: Mapping[str,
 def planned_axes(definition: Definition, plan: Plan) -> dict[str, int]:
     """The values that inputs of a family's plan give the variable axes; 1 for those that decide little."""
     sizes = {**definition.const_axes, **plan}
+    if definition.op_type == "batch":
+        sizes |= batch_axes(Batch(definition, plan, Draws(0, "cpu")))
     lengths, rows = sizes.get("lengths", sizes.get("kv_lens", [])), sizes.get("rows", [])
     tokens, drafts = sizes.get("num_tokens", sizes.get("seq_len", 0)), sizes.get("num_draft_tokens", 0)
     sequences = sizes.get("seq_lens", [])
@@ -91,3 +94,19 @@ def planned_axes(definition: Definition, plan: Plan) -> dict[str, int]:
         "total_q": sum(sizes.get("q_lens", [])),
     }
     return {axis: sizes.get(axis, derived.get(axis, 1)) for axis in definition.var_axes}
+
+
+def batch_axes(batch: Batch) -> dict[str, int]:
+    """Sizes of a batch's metadata: a plan has only the least of each."""
+    ends = [start + length for start, length in zip(batch.starts, batch.all, strict=True)]
+    needed = {
+        "batch_size": len(batch.new),
+        "len_indptr": len(batch.new) + 1,
+        "max_context": max(ends, default=1),
+        "max_pages": -(-max(batch.all, default=0) // batch.page_size),
+        "num_kv_indices": sum(batch.new),
+        "num_prefix_tokens": sum(batch.old),
+        "num_reqs": len(batch.new),
+        "num_tokens": sum(batch.new),
+    }
+    return {axis: max(size, batch.plan.get(axis, 0)) for axis, size in needed.items()}

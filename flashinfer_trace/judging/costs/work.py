@@ -30,7 +30,7 @@ ALL: Elements = None
 
 #: Sizes of all axes, constant and variable.
 Sizes = Mapping[str, int]
-#: (sizes, inputs) -> the work. Of the inputs only the values of indices, lengths, offsets and routing are read, so that
+#: (sizes, inputs) -> the work. Only the values of indices, lengths, offsets and routing are read from the inputs, so
 #: features may be fewer than `sizes` says.
 CostFunction = Callable[[Sizes, Mapping[str, Any]], "Work"]
 
@@ -121,7 +121,7 @@ class Roofline:
 
     Attributes:
         memory: seconds to move the bytes.
-        arithmetic: seconds to make the operations, those of the CUDA cores beside those of the tensor cores.
+        arithmetic: seconds to make the operations; CUDA cores and tensor cores work at the same time.
         seconds: the longer of both.
     """
 
@@ -163,7 +163,7 @@ def load_gpus(root: Path) -> dict[str, Gpu]:
 
 
 def _rate(value: Any) -> float:
-    """A number per second, by which can be divided."""
+    """A rate per second, checked to be a valid divisor."""
     rate = float(value)
     if not 0 < rate < math.inf:
         raise ValueError(f"{value!r} is no positive number")

@@ -100,7 +100,7 @@ def _why(match: Match, dump: Dump, silent: bool) -> str:
 
 
 def _told(match: Match, arguments: Mapping[str, float]) -> list[str]:
-    """What a key leaves out, as parts of a name."""
+    """The dtypes and arguments that a key leaves out, as parts of a name."""
     dtypes = dict.fromkeys(spec.dtype for spec in match.definition.inputs.values() if spec.shape is not None)
     return [*dtypes, *(f"{name}{value:g}" for name, value in arguments.items())]
 

@@ -25,7 +25,7 @@ from flashinfer_trace.verdict.tensors import torch_dtype
 
 #: 16-bit and 8-bit inputs that have structure: scales, zero points, sums, and scores without ties.
 _STRUCTURED = frozenset({"a_scales", "a_sums", "routing_logits", "scales", "w_scales", "w_szeros", "zeros"})
-#: 8-bit inputs whose bytes are no codes: exponents; and codes, float32 scales and bfloat16 features side by side.
+#: 8-bit inputs whose bytes are not codes: exponents; and codes, float32 scales and bfloat16 features side by side.
 _NO_CODES = frozenset({"kv_cache", "weights_scale"})
 #: float32 inputs that may be anything: matrices, weights, rotations, and logarithms of sums.
 _ANY_FLOAT32 = frozenset(
@@ -37,7 +37,7 @@ _WEIGHTS = frozenset(codes for codes, are_weights in _SCALES.values() if are_wei
 #: Standard deviation of the codes that flashinfer-bench draws: normal ones cut at 2, and uniform ones; of two 4-bit
 #: codes in a byte, each is uniform in -8..7.
 _FP8_SIGMA, _INT8_SIGMA, _INT4_SIGMA = 0.88, 73.9, 4.6
-#: Of the logits of a row of probabilities: nine tenths of the mass are on some hundreds of tokens, as in a model.
+#: For the logits of a row of probabilities: nine tenths of the mass are on some hundreds of tokens, as in a model.
 _LOGIT_SIGMA = 4.0
 
 
@@ -66,7 +66,7 @@ class Random:
 
 @dataclass(frozen=True)
 class Scales:
-    """Positive scales, log-uniform within a factor of 4 of `typical`, so that products are of the order of 1."""
+    """Positive scales, log-uniform within a factor of 4 of `typical`; products are then on the order of 1."""
 
     shape: tuple[int, ...] | None
     dtype: str
@@ -122,6 +122,8 @@ def source(definition: Definition, name: str, shape: tuple[int, ...] | None) -> 
 
 
 def _may_be_anything(name: str, dtype: str, dimensions: int) -> bool:
+    if dtype == "float32" and name == "A" and dimensions == 1:
+        return False  # rates of decays, which are negative: with others, states grow from token to token
     if dtype == "float32":
         return name in _ANY_FLOAT32
     if name in _NO_CODES and torch_dtype(dtype).itemsize == 1:
@@ -169,7 +171,7 @@ class Unsuitable:
 
 @dataclass(frozen=True)
 class EvaluatorLimits:
-    """What an evaluator can take of a workload.
+    """The parts of a workload that an evaluator can handle.
 
     Attributes:
         rows: most rows of op_type sampling that it judges in time, or None.

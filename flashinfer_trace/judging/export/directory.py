@@ -19,9 +19,9 @@ class ExportError(ValueError):
 
 @contextmanager
 def new_directory(out: Path) -> Iterator[Path]:
-    """A temporary directory beside `out`, which becomes `out` at the end, or is removed after an error.
+    """A temporary directory next to `out`. It becomes `out` at the end, or is removed after an error.
 
-    So are the parents of `out` that were made for it. SIGTERM and SIGHUP are errors, too.
+    Parents of `out` that were made for it are removed as well. SIGTERM and SIGHUP also count as errors.
 
     Raises:
         ExportError: `out` is a file, a directory with something in it or the current one, or cannot be made.

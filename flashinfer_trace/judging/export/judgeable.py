@@ -1,4 +1,4 @@
-"""What evaluators that compare elements can judge, and why not the rest.
+"""Tells which results element-by-element evaluators can judge, and why they cannot judge the rest.
 
 flashinfer-bench 0.1.2 calls a reference and a solution once each and compares them element by element: each must have
 the same dtype, be finite, and lie within 1e-2, absolutely or relatively. So the policies by which this dataset compares
@@ -6,7 +6,7 @@ a kernel say what they can judge: not a result of which several are right. For o
 another evaluator: it reads an input `probs`, knows top-k and top-p, and takes the first output for token ids. A third
 one lets 5 % of the elements of `moe_fp8_block_scale_*` differ.
 
-KernelBench compares elements, too, absolutely and relatively at once. Its evaluator takes one precision for a problem,
+KernelBench also compares elements, absolutely and relatively at once. Its evaluator takes one precision for a problem,
 casts every tensor of `get_inputs()` to it, offsets and codes included, and reads the shape of the one output
 (`_process_input_tensor` and `run_and_check_correctness` in its eval.py). Equal infinities are equal to it.
 """
@@ -30,7 +30,7 @@ PRECISIONS: Mapping[str, str] = {"float32": "fp32", "float16": "fp16", "bfloat16
 
 #: Of families for which flashinfer-bench is lenient: not enough where elements are of the order of 1.
 _LENIENT = "and more elements can differ than the 5 % that flashinfer-bench lets pass"
-#: Pattern of a family's name -> what a right kernel of it rounds, so that elements differ by more than 1e-2.
+#: Pattern of a family's name -> the rounding in a right kernel of it that makes elements differ by more than 1e-2.
 _ROUNDED: Mapping[str, str] = {
     "moe_bf16_*_routing": "kernels round the results of the first product and the activation to bfloat16",
     "moe_fp8_block_scale_*_routing": f"kernels requantize the activation to fp8, {_LENIENT}",

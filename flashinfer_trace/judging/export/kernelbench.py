@@ -48,7 +48,7 @@ def get_init_inputs():
     """``Model`` takes no arguments."""
     return []
 '''
-#: What holds in flashinfer-trace while a reference runs on a GPU, where torch has another default.
+#: The setting in flashinfer-trace while a reference runs on a GPU, where torch has another default.
 _SETTINGS = {
     "fp16": """
 
@@ -154,7 +154,7 @@ def _recorded(root: Path) -> dict[tuple[str, str], list[dict[str, Any]]]:
 
 
 def precision(definition: Definition) -> str:
-    """What KernelBench calls the dtype of the input tensors."""
+    """KernelBench's name for the dtype of the input tensors."""
     return next(PRECISIONS[one.dtype] for one in definition.inputs.values() if one.shape is not None)
 
 

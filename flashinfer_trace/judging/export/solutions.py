@@ -73,7 +73,7 @@ def main_source(definition: Definition, family: Family, kernel: Kernel) -> str:
 
 
 def _stand_in(definition: Definition) -> str:
-    """What adapters read of a Definition."""
+    """The code of a stand-in for a Definition, with the fields that adapters read."""
 
     def specs(of: Mapping[str, TensorSpec]) -> list[str]:
         return [

@@ -1,8 +1,8 @@
-"""A function of this package as a module that needs nothing of this package: what it calls is copied beside it.
+"""Turns a function of this package into a standalone module that also contains everything it calls.
 
 Adapters of kernels are small functions, closures and partials over helpers in other modules. `Slice` copies the ones
 that a function reaches, and no others: each definition is parsed, freed of annotations, and written once under a name
-of its own. What it imports from libraries is imported; what it reads off an object of ours becomes a literal.
+of its own. Imports from libraries stay imports; values read from this package's objects become literals.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LITERALS = (type(None), bool, int, float, str)
 
 
 class SliceError(ValueError):
-    """A function that cannot be copied out of the package. The message names it and what stands in the way."""
+    """A function that cannot be copied out of the package. The message names it and the reason."""
 
 
 def _is_ours(module: str | None) -> TypeGuard[str]:
@@ -33,7 +33,7 @@ def _is_ours(module: str | None) -> TypeGuard[str]:
 
 @functools.cache
 def _statements(module: str) -> dict[str, ast.stmt]:
-    """What binds each global name of a module. The last statement wins, as when Python runs them."""
+    """The statement that binds each global name of a module. The last statement wins, as when Python runs them."""
     found: dict[str, ast.stmt] = {}
     for statement in ast.parse(inspect.getsource(sys.modules[module])).body:
         for name in _bound(statement):

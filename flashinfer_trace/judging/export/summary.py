@@ -1,4 +1,4 @@
-"""What an export contains, what it leaves out with the reason, and a dataset card of both for the Hugging Face hub."""
+"""Lists what an export contains and what it leaves out, with reasons, and writes a card for the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Summary:
 
     @property
     def left_out(self) -> dict[str, Any]:
-        """What is not exported, as JSON."""
+        """Lists what is not exported, as JSON."""
         return {
             "definitions": self.definitions_left_out,
             "workloads": self.workloads_left_out,
@@ -109,7 +109,7 @@ _ABOUT = (
 
 @dataclass(frozen=True)
 class Card:
-    """What a card says of one form of the dataset.
+    """The texts of a card that depend on the form of the dataset.
 
     Attributes:
         title: of the page.

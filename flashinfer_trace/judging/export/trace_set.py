@@ -22,7 +22,7 @@ from flashinfer_trace.judging.export.summary import Card, Summary, write_card
 from flashinfer_trace.judging.traffic.supported import unfit
 from flashinfer_trace.kernels.table import capability_range
 
-#: Names of workloads are hashed in this namespace, so that two exports have the same identifiers.
+#: Names of workloads are hashed in this namespace: two exports have the same identifiers.
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "flashinfer-trace/workloads")
 _CARD = Card(
     title="flashinfer-trace as a TraceSet of flashinfer-bench",

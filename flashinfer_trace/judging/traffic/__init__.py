@@ -91,7 +91,7 @@ class Workload:
 
         Raises:
             WorkloadError: they are not those of the file, or do not have its axes.
-            InputError: there is no such device here or no such variant, or they do not fit the Definition.
+            InputError: the device or the variant does not exist, or the inputs do not fit the Definition.
         """
         device_name(device)
         if isinstance(variant, bool) or not isinstance(variant, int) or not 0 <= variant <= MOST_VARIANT:
@@ -106,7 +106,7 @@ class Workload:
         return found
 
     def cost(self) -> Cost:
-        """What the Definition moves and computes at these inputs; its features are not made for that.
+        """The Definition's cost at these inputs; their features are not made for that.
 
         Raises:
             CostError: the Definition's family has no cost.
@@ -155,8 +155,8 @@ def workloads(definition: Definition | str) -> tuple[Workload, ...]:
     Those in its file have digests; others are drawn now.
 
     Raises:
-        DatasetError: there is no such Definition.
-        InputError: what is given is none.
+        DatasetError: the Definition does not exist.
+        InputError: `definition` is not one.
         TrafficError, WorkloadError: a file in workloads/ cannot be read.
     """
     loaded = store.definition_of(definition)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from flashinfer_trace.families import family_of
-from flashinfer_trace.families.attention.paged import distinct_pages
+from flashinfer_trace.families.attention.cases import distinct_pages
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.exact import ExactOperations
 from flashinfer_trace.harness.family import Plan
@@ -14,13 +14,13 @@ from flashinfer_trace.judging.traffic.profiles import Batch, Traffic
 
 #: Axes that count tokens or rows; of a Definition the first one that it has.
 TOKEN_AXES = ("num_tokens", "m", "M", "seq_len", "total_rows", "num_rows", "batch_size")
-#: Their rows are those of the last token of each request, so that a step of prefill has as few as one of decode.
+#: Their rows are those of the last token of each request: a step of prefill has as few as one of decode.
 OF_REQUESTS = ("sampling", "renorm", "speculative")
 #: DeepSeek-V3 chooses COPIES of its EXPERTS for each token. A Definition with fewer is one rank of COPIES, where a
 #: token has one row on average; one with more also has those that all tokens share.
 COPIES, EXPERTS = 8, 256
 #: Families whose builders draw each token's choice among all slots by itself, which takes long for many tokens.
-MOST_TOKENS = {"dsa_sparse_attention": 512, "dsa_sparse_attention_fp8_cache": 512}
+MOST_TOKENS = dict.fromkeys((f"dsa_sparse_attention{kind}" for kind in ("", "_fp8_cache", "_sinks")), 512)
 #: Keys that the indexer has of the tokens before a chunk. With no more than top-k there is nothing to choose, and the
 #: float64 oracle of a chunk with many times as many does not fit into the memory of a GPU.
 CACHED_KEYS = 2048
@@ -64,7 +64,8 @@ def planned(definition: Definition, traffic: Traffic, seed: int) -> Plan:
         own = traffic.batch(bits).lengths
         return {**plan, "lengths": own, **({"rows": [1] * len(own)} if "rows" in plan else {})}
     if "sparse_indices" in definition.inputs and traffic.phase == "decode":
-        return {**plan, "choice": "own", "num_pages": plan["num_pages"] * traffic.count}
+        cache = "num_pages" if "num_pages" in plan else "num_slots"
+        return {**plan, "choice": "own", cache: plan[cache] * traffic.count}
     return plan
 
 
