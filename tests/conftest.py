@@ -7,6 +7,10 @@ from pathlib import Path
 
 # Twins are small: more than one thread per worker would only wait. This must be set before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# glibc gives the memory of each large tensor back at once, and a tenth of all time would go into taking it again. The
+# workers of pytest-xdist and other processes that tests start read this when they begin.
+os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(1 << 32))
+os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(1 << 32))
 
 import hypothesis
 import pytest

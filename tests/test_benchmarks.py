@@ -214,7 +214,7 @@ def test_a_damaged_file_is_named(tmp_path):
 
 
 def test_ours_are_at_least_as_fast_as_flashinfer_bench_has_them():
-    """What is recorded of references that are still ours, and is slower by more than noise, has a reason."""
+    """A recorded reference that is still ours has a reason if it is slower by more than noise."""
     files = page.read(flashinfer_trace.find_root())
     current = {one.name: one.reference_sha256 for one in DEFINITIONS.values()}
     rows = [

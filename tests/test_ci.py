@@ -1,4 +1,4 @@
-"""What .ci/run does with the README's commands."""
+"""How .ci/run uses the README's commands."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def only(evidence: Path, label: str) -> None:
 
 def test_a_run_on_blackwell_proves_what_only_blackwell_runs(tmp_path: Path) -> None:
     small = Small(tmp_path, GROUPED, BLACKWELL)
-    assert small.rules() == ["tag-claim"]  # the committed tag says that nobody ran it
+    assert small.rules() == ["tag-claim"]  # the committed tag says that it has not been run
     assert {proof.VERIFIED, f"sgl_api:{GROUPED_KERNEL}"} <= set(small.embedded())
 
 

@@ -1,4 +1,4 @@
-"""What the constants of a shared reference switch off leaves no trace in the text of a family."""
+"""Parts that constants of a shared reference switch off leave no trace in the text of a family."""
 
 from __future__ import annotations
 

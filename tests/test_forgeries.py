@@ -39,7 +39,7 @@ PATCHES = pytest.MonkeyPatch()
 def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("FLASHINFER_TRACE_ROOT", str(tmp_path))
     small_dataset(tmp_path, ROOT, NAME, OTHER, THIRD)
-    sync_definitions(tmp_path, write=True)  # the tags of kernels that nobody ran yet
+    sync_definitions(tmp_path, write=True)  # the tags of kernels that have not been run yet
     yield tmp_path
     PATCHES.undo()
 
@@ -235,7 +235,7 @@ FORGERIES: dict[str, tuple[Callable[[Path], object], str]] = {
     # Dates and places
     "an invalid date": (
         run(lambda h: h.update(started_at="2026-02-30T00:00:00Z")),
-        "no time of the calendar",
+        "not in the calendar",
     ),
     "a date in the future": (run(lambda h: h.update(started_at="2999-01-01T00:00:00Z")), "in the future"),
     "a date before the project": (
@@ -264,7 +264,7 @@ FORGERIES: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-#: Forgeries of what other Definitions have too, beside those of the table and of headers.
+#: Forgeries of parts that other Definitions share, besides those of the table and of headers.
 CONCERN_OTHERS = ("a changed reference", "a kernel that does not compute it")
 
 
@@ -344,11 +344,11 @@ def without_the_first(root: Path) -> None:
     lines(lambda found: found.pop(0))(root)
 
 
-#: What is done to a dataset whose every kernel ran on today's stack, and what a release says of it.
+#: Changes of a dataset whose every kernel ran on today's stack, and what a release says of them.
 RELEASES: dict[str, tuple[tuple[Callable[[Path], None], ...], str | None]] = {
     "an older FlashInfer": ((of_releases(flashinfer_python="0.7.1"),), "is of flashinfer-python 0.7.1, not 0.7.2"),
     "an older torch": ((of_releases(torch="2.14.0"),), "is of torch 2.14.0, not 2.14.1"),
-    "no run of an unverified Definition": ((without_the_first, unverified), "it has no run"),
+    "no run of an unverified Definition": ((without_the_first, unverified), "it has not been run"),
     "a dropped kernel with an older run": (
         (first(dropped), of_releases(torch="2.11.0", flashinfer_python="0.6.12")),
         None,

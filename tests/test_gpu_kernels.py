@@ -40,7 +40,7 @@ PAIRS = [
 
 @pytest.fixture(scope="session")
 def runs(request, cuda_device, examples) -> Iterator[gpu_runs.GpuRuns]:
-    """What every chosen pair shows, on this process's GPU or on all GPUs."""
+    """The result of every chosen pair, on this process's GPU or on all GPUs."""
     chosen = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
     pairs = [(each["definition"], each["kernel"]) for each in chosen if each.keys() == {"definition", "kernel"}]
     option = request.config.getoption

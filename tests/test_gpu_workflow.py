@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-#: What actions/attest-build-provenance takes at most.
+#: The most files that actions/attest-build-provenance takes.
 MOST_SUBJECTS = 1024
 
 

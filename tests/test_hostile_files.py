@@ -205,7 +205,7 @@ def test_a_slow_pattern_is_stopped_once() -> None:
         assert not patterns.fits("(a|aa)+c", "a" * 300)
     assert time.monotonic() - started < 10 * patterns.SECONDS
     assert patterns.fits("(a|aa)+", "aaa")
-    with pytest.raises(patterns.PatternError, match="is no regular expression"):
+    with pytest.raises(patterns.PatternError, match="is not a regular expression"):
         patterns.check_pattern("(")
 
 

@@ -15,7 +15,7 @@ from flashinfer_trace.format.json_source import load_object
 from tools.shared.findings import Defect, Finding, read_findings
 
 ROOT = find_root()
-#: What all probes said on today's stack.
+#: The results of all probes on today's stack.
 RECORD = ROOT / "findings" / "probes.json"
 #: All defects show on Hopper.
 CAPABILITY = (9, 0)

@@ -32,8 +32,9 @@ DEFAULTS = {
 
 
 def parallel_sizes(config):
-    """Tensor-parallel sizes up to 8 that divide the query heads."""
-    return [size for size in (1, 2, 4, 8) if config["num_attention_heads"] % size == 0]
+    """Tensor-parallel sizes up to 8 that divide the query heads, and the key-value heads or a multiple of them."""
+    heads, shared = config["num_attention_heads"], config["num_key_value_heads"]
+    return [size for size in (1, 2, 4, 8) if heads % size == 0 and (shared % size == 0 or size % shared == 0)]
 
 
 def head_size(config):
@@ -109,7 +110,7 @@ def test_a_model_that_is_the_same_as_another_has_its_constants():
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_says_how_it_was_checked(name):
-    """What it says of a test is true, and fields that the test leaves out are named."""
+    """Its words about a test are true, and fields that the test leaves out are named."""
     checked = MODELS[name]["checked"]
     assert ("by a test" in checked) is (name in DEFAULTS)
     for field in DEFAULTS[name][2] if name in DEFAULTS else ():
@@ -132,7 +133,7 @@ def plain(text):
     return re.sub(r"[^a-z0-9]", "", text.lower())
 
 
-#: What runs with few layers have otherwise: the kinds of layers, and formats of weights that they leave or write out.
+#: Fields that differ in runs with few layers: the kinds of layers, and formats of weights that they leave or write out.
 OF_RUNS = {"architectures", "first_k_dense_replace", "layer_types", "quantization_config"}
 
 

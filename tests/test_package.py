@@ -1,4 +1,4 @@
-"""What users of the package rely on: a light import, the data in the wheel, flashinfer-bench, and clean code."""
+"""Promises to users of the package: a light import, the data in the wheel, flashinfer-bench, and clean code."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import pytest
 import flashinfer_trace
 
 ROOT = Path(__file__).resolve().parent.parent
-#: What users of the data need not have.
+#: Packages that users of the data do not need.
 HEAVY = {"torch", "numpy", "hypothesis", "flashinfer", "sgl_kernel", "triton"}
-#: What the wheel has of the dataset.
+#: The folders of the dataset in the wheel.
 DATA = ("definitions", "evidence", "models", "reference", "schema")
 
 
@@ -91,7 +91,7 @@ def test_the_wheel_owns_one_name(site):
 
 
 def test_the_wheel_carries_the_dataset(site):
-    """Byte for byte; that it is valid where it lies in the wheel, its norms show."""
+    """Byte for byte; its norms show that it is valid inside the wheel."""
     for name in DATA:
         assert contents(site / "flashinfer_trace" / "data" / name) == contents(ROOT / name)
     code = (

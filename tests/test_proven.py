@@ -1,4 +1,4 @@
-"""What *proven* means, that the committed evidence and documents say so, and that validate and embed agree on it."""
+"""The meaning of *proven*: the committed evidence and documents say so, and validate and embed agree on it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from flashinfer_trace.dataset.sync import SyncError, sync_definitions
 from flashinfer_trace.dataset.validation import validate_paths
 from flashinfer_trace.families import all_families, family_of
 from flashinfer_trace.format.definition import Definition
-from tools import verification
+from tools.site import evidence_pages
+from tools.site.facts import gather
 
 HOPPER = (9, 0)
 ROOT = flashinfer_trace.find_root()
@@ -29,7 +30,7 @@ def test_verified_means_every_kernel_that_hopper_runs():
 
 
 def wrongly_verified(definition, listed):
-    """What is wrong with the status of a Definition; `listed` are the lines of the document."""
+    """Problems with the status of a Definition; `listed` are the lines of the document."""
     proofs = {entry.kernel_label for entry in proof.proofs(ROOT, definition)}
     kernels = family_of(definition).kernels_of(definition)
     on_hopper = [kernel for kernel in kernels if kernel.unavailable(HOPPER) is None]
@@ -87,7 +88,8 @@ def change_evidence(root, line, header):
 
 
 def verdicts(root):
-    """What `proven`, validate and embed say of the one Definition; embed changes it, or refuses its evidence."""
+    """The answers of `proven`, validate and embed about the one Definition; embed changes it, or refuses its
+    evidence."""
     (path,) = root.glob("definitions/*/*.json")
     try:
         embedded = not sync_definitions(root, write=False)
@@ -149,7 +151,7 @@ def test_figures_beyond_the_bound_prove_nothing(dataset, figure, value):
     ("content", "message"),
     [
         ("{\n", "line 1: not JSON"),
-        ("{}\n", "no JSON list"),
+        ("{}\n", "not a JSON list"),
         ("[]\n", "line 1: .*ValueError"),
         ('["k", "r", "d f", 60, {}, {"run": 1, "run": 2}]\n', "appears twice"),
         ('["k", "../../x", "d f", 60, {}]\n', "line 1: there is no header of the run ../../x"),
@@ -185,18 +187,18 @@ def test_a_symbolic_link_is_no_evidence(dataset):
 
 def summary_of(root):
     """The text of docs/verification.md."""
-    return verification.verification_documents(root)[root / "docs" / "verification.md"]
+    return evidence_pages.verification(gather(root))
 
 
 def test_the_verification_document_counts_what_older_code_judged(dataset):
-    assert verification.stale(dataset) == []
+    assert evidence_pages._stale(gather(dataset)) == []
     path = proof.evidence_path(dataset, DEFINITIONS[NAME])
     change_run(path, lambda header: header.update(harness="0" * 16))
-    assert verification.stale(dataset) == [["`rmsnorm`", "harness", "1"]]
+    assert evidence_pages._stale(gather(dataset)) == [["`rmsnorm`", "harness", "1"]]
     assert "| `rmsnorm` | harness | 1 |" in summary_of(dataset)
     definition = next(dataset.glob("definitions/*/*.json"))
     definition.write_text(definition.read_text().replace(proof.VERIFIED, proof.UNVERIFIED))
-    assert verification.stale(dataset) == [], "a run of an unverified Definition is not released"
+    assert evidence_pages._stale(gather(dataset)) == [], "a run of an unverified Definition is not released"
 
 
 def test_an_unverified_definition_is_valid_and_listed_as_awaiting_a_run(dataset):

@@ -1,8 +1,9 @@
 """No reference of a DeepSeek-V3 rank (EP-8, with all 128 heads) takes more than 16 GiB, inputs included, for 64 tokens.
 
 Each family that has a Definition with DeepSeek-V3's constants runs with its largest one; where weights may widen the
-rows or narrow them, with the largest of each kind. Rows are 64: tokens, requests, or 512 rows that 64 tokens send to 8
-experts. How many keys attention sees is the family's choice, some thousands at most, and at most 2048 for each query.
+rows or narrow them, with the largest of each kind. Rows are 64: tokens, requests, 512 rows that 64 tokens send to 8
+experts, or requests with as many drafts as 64 tokens are. How many keys attention sees is the family's choice, some
+thousands at most, and at most 2048 for each query.
 
 Linear layers and experts run with widths that are a fraction of the Definition's, on all its experts. No tensor has
 more than two widths among its dimensions, so at full size it takes at most the square of the reciprocal fraction times
@@ -24,7 +25,7 @@ from flashinfer_trace.format.definition import Definition
 
 GIBIBYTES = 16
 TOKENS, TOP_K = 64, 8
-#: What 64 tokens are in the axes of a Definition.
+#: How the axes of a Definition count 64 tokens.
 ROWS = {
     **dict.fromkeys(("batch_size", "M", "m", "num_tokens", "seq_len", "total_q"), TOKENS),
     **dict.fromkeys(("total_rows", "num_pairs", "num_copies"), TOKENS * TOP_K),
@@ -66,7 +67,7 @@ LAYERS = {
     (128, 512),
     (512, 128),
 }
-#: What a width is made smaller by, if its blocks allow it.
+#: Divisors of a width; the first that its blocks allow is used.
 FRACTIONS = (8, 4, 2, 1)
 NARROWED = ("gemm", "moe")
 
@@ -194,6 +195,8 @@ def test_a_reference_fits(definition):
     small, times = narrowed(definition)
     axes = {axis: ROWS[axis] for axis in small.var_axes if axis in ROWS}
     assert axes
+    if "num_draft_tokens" in small.const_axes:
+        axes["batch_size"] //= small.const_axes["num_draft_tokens"]
     if "seq_len" in axes:
         axes.pop("num_rows", None)  # as many as the tokens' copies need, which the family knows
     inputs = flashinfer_trace.make_inputs(small, axes, seed=0, device="cpu")

@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     root = find_root()
     changed: list[tuple[Path, str]] = []
     try:
-        # What people write and nobody can use is an error before anything is written.
+        # Data that nobody can use is an error before anything is written.
         usable_families()
         load_model_claims(root)
         for stage in STAGES:

@@ -28,15 +28,16 @@ from flashinfer_trace.judging.server import Server
 from flashinfer_trace.judging.submission import RunLimits
 from flashinfer_trace.judging.traffic import workloads
 from flashinfer_trace.sandbox.limits import printable
-from tools.performance import COMPARED
 from tools.record_workloads import bytes_of, chosen
 from tools.shared.command import end_with
 
+#: Times above which two runs are compared, in seconds.
+COMPARED = 20e-6
 #: Bytes of inputs, of all kernels on all workloads of a Definition, above which a smaller one of its family is taken;
 #: and of all kernels on one workload, above which that is left out if another one is smaller.
 LARGE, LARGEST = 400 << 20, 1 << 30
-#: What a set of inputs is expected to take: bytes per second on their way to a kernel's process and back, with what is
-#: compared, and seconds besides, for a series of calls and for all; and what a Definition takes. They only order what
+#: Expected cost of a set of inputs: bytes per second on their way to a kernel's process and back, with what is
+#: compared, and seconds besides, for a series of calls and for all; and the time of a Definition. They only order what
 #: is timed.
 BYTES_PER_SECOND, PER_SERIES, PER_INPUTS, PER_DEFINITION = 1 << 30, 0.05, 0.05, 1.5
 #: A kernel that takes longer hangs, and gets no more of the budget.
@@ -64,11 +65,7 @@ class Item:
 
     @classmethod
     def from_line(cls, line: str) -> Item:
-        """The item that `str` wrote.
-
-        Raises:
-            ValueError: the line has another form.
-        """
+        """The item that `str` wrote."""
         name, names, members, seconds = line.split()
         return cls(load(name), tuple(names.split(",")), int(members), float(seconds))
 
@@ -118,7 +115,7 @@ def _item(definition: Definition, kernels: int, members: int, policy: Policy) ->
 
 
 def _seconds(kernels: int, size: int, policy: Policy) -> float:
-    """What a workload is expected to take: its first inputs, which are not timed, and then the policy's."""
+    """The expected time of a workload: its first inputs, which are not timed, and then the policy's."""
     each = PER_INPUTS + policy.processes * (kernels * PER_SERIES + size / BYTES_PER_SECOND)
     return each + max(policy.least * each, min(policy.fresh * each, policy.seconds))
 
@@ -161,13 +158,6 @@ def record(
     say: Callable[[str], None] = print,
 ) -> list[str]:
     """Times Definitions in their order, and appends what was found at once.
-
-    Args:
-        items: those that are expected to take longer than what is left have no turn.
-        measure: times one.
-        root: the directory of results.
-        left: seconds that are left.
-        say: told a line for each Definition.
 
     Returns:
         The names of those that have no time, or have a kernel without one.

@@ -7,7 +7,6 @@ python -m tools.record_workloads rmsnorm_h7168
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ import torch
 
 from flashinfer_trace import DatasetError, Definition, InputError, definitions, find_root, load
 from flashinfer_trace.families import FamilyError, family_of
-from flashinfer_trace.format.files import write_text
+from flashinfer_trace.format.files import Lines, laid_out, write_text
 from flashinfer_trace.harness.plans import input_bytes
 from flashinfer_trace.judging.traffic import Workload, digests, drawn, path_of
 from flashinfer_trace.verdict.tensors import torch_dtype
@@ -25,7 +24,7 @@ from tools.shared.command import end_with
 
 #: Limit for the inputs of a recorded workload: a CPU makes them in seconds, so anybody can check them.
 MOST_BYTES = 128 << 20
-#: Of the weights of a Definition that stands for its family, if there is one.
+#: Bytes of the weights of a Definition that represents its family, if there is one.
 WEIGHTS = 64 << 20
 
 
@@ -67,15 +66,11 @@ def write(
     path: Path, definition: Definition, every: Sequence[Workload], found: Mapping[str, Mapping[str, str]]
 ) -> None:
     """Writes the file: a line for each workload."""
-    entries = (
-        f"    {json.dumps(one.name)}: "
-        + json.dumps({"seed": one.seed, "axes": dict(one.axes), "inputs": found[one.name]})
-        for one in every
-    )
-    lines = ",\n".join(entries)
-    head = f'"$schema": "../../schema/workloads.schema.json",\n  "definition": {json.dumps(definition.name)}'
+    entries = {one.name: {"seed": one.seed, "axes": dict(one.axes), "inputs": found[one.name]} for one in every}
+    document = {"$schema": "../../schema/workloads.schema.json", "definition": definition.name, "workloads": entries}
+    spread = {(): Lines(2, closing=0), ("workloads",): Lines(4, closing=2)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, f'{{\n  {head},\n  "workloads": {{\n{lines}\n  }}\n}}\n')
+    write_text(path, laid_out(document, lambda place, _: spread.get(place)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sha256 = hashlib.sha256(trace.read_bytes()).hexdigest()
         pairs = requests(trace)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        print(f"{trace}: is no trace of Azure or Mooncake that can be read ({error!r})", file=sys.stderr)
+        print(f"{trace}: is not a readable trace of Azure or Mooncake ({error!r})", file=sys.stderr)
         return 2
     try:
         profiles = load_object(path)["profiles"].values()

@@ -27,7 +27,8 @@ from flashinfer_trace.format.roots import PATH_VARIABLE
     "roots",
     multiple=True,
     type=click.Path(exists=True, file_okay=False),
-    help="Private Definitions, laid over the dataset; repeatable. Also $FLASHINFER_TRACE_PATH, separated as in PATH.",
+    help="Private Definitions, dumps or a TraceSet, laid over the dataset; repeatable. Also $FLASHINFER_TRACE_PATH, "
+    "separated as in PATH.",
 )
 @click.pass_context
 def main(context: click.Context, roots: tuple[str, ...]) -> None:

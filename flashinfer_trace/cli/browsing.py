@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,16 @@ from typing import Any
 import click
 
 from flashinfer_trace.cli import completion
-from flashinfer_trace.cli.dumps import definition_named
+from flashinfer_trace.cli.dumps import definition_named, located
 from flashinfer_trace.cli.group import echo_json
 from flashinfer_trace.cli.options import counted, dataset_root, format_option, is_file, text_table, width
 from flashinfer_trace.dataset import store
-from flashinfer_trace.dataset.dumps import is_dump, read_dump
+from flashinfer_trace.dataset.dumps import read_dump
 from flashinfer_trace.dataset.evidence import Entry, kernels_today, proofs
 from flashinfer_trace.dataset.finding import Catalog, check_filters, constants, distinguishing
+from flashinfer_trace.dataset.overlays import Overlaid, is_of_others, overlaid, overlays
 from flashinfer_trace.format.definition import Definition
-from flashinfer_trace.format.naming import load_naming
+from flashinfer_trace.format.naming import Naming, load_naming
 from flashinfer_trace.kernels.names import CALLED, KINDS
 
 
@@ -36,21 +38,35 @@ from flashinfer_trace.kernels.names import CALLED, KINDS
 def list_definitions(op_type: str | None, tags: tuple[str, ...], output_format: str) -> None:
     """List the Definitions of the dataset, with the constants in which those of the same sizes differ.
 
-    `flashinfer-trace find` takes words instead.
+    Those of others in a --root follow by their files, with what they resemble here. `flashinfer-trace find` takes words
+    instead.
     """
     dataset_root()
-    every = list(store.definitions())
-    check_filters(every, load_naming(), op_type, tags)
-    found = [one for one in every if op_type in (None, one.op_type) and {*tags} <= {*one.tags}]
+    every, others = list(store.definitions()), [one for overlay in overlays() for one in overlay]
+    check_filters([*every, *(one.definition for one in others)], load_naming(), op_type, tags)
+
+    def chosen(one: Definition) -> bool:
+        return op_type in (None, one.op_type) and {*tags} <= {*one.tags}
+
+    found, others = list(filter(chosen, every)), [one for one in others if chosen(one.definition)]
     differ = distinguishing(every)
     if output_format == "json":
-        rows = [{"name": one.name, "op_type": one.op_type, "tags": list(one.tags)} for one in found]
-        echo_json([{**row, "constants": constants(one)} for row, one in zip(rows, found, strict=True)])
-    elif found:
-        rows_of_text = [
-            [one.op_type, one.name, " ".join(one.tag_values("status")), _pairs(differ[one.name])] for one in found
-        ]
-        click.echo(text_table(rows_of_text))
+        echo_json([_listed(one) for one in found] + [{**_listed(one.definition), **_told(one)} for one in others])
+        return
+    rows = [[one.op_type, one.name, " ".join(one.tag_values("status")), _pairs(differ[one.name])] for one in found]
+    rows += [[one.definition.op_type, one.file, one.told, ""] for one in others]
+    if rows:
+        click.echo(text_table(rows))
+
+
+def _listed(one: Definition) -> dict[str, Any]:
+    return {"name": one.name, "op_type": one.op_type, "tags": list(one.tags), "constants": constants(one)}
+
+
+def _told(one: Overlaid) -> dict[str, Any]:
+    """The JSON of a Definition of others: its file, and the one here that it resembles."""
+    resembles = one.match.definition.name if one.match else None
+    return {"file": one.file, "resembles": resembles, "differs": list(one.differs)}
 
 
 def _pairs(values: Mapping[str, str]) -> str:
@@ -72,23 +88,51 @@ def find(words: tuple[str, ...], output_format: str) -> None:
     (eps=1e-5), op_type, family, name, or a namespace of tags. Each Definition fits all of them. A model and its sizes
     belong together.
 
-    Each Definition is followed by its state: the kernels whose runs verify it, and on which GPU.
+    Each Definition is followed by its state: the kernels whose runs verify it, and on which GPU. Those of others in a
+    --root follow by their files, each with the Definition here that it resembles and the kernels of that one:
+    `flashinfer-trace dump FILE` says whether it is the same.
 
     Exit status: 0 found, 2 a word that fits nothing, or nothing that fits all of them.
     """
     root = dataset_root()
-    catalog = Catalog(store.definitions(), load_naming())
-    found = catalog.find([_model_word(root, word) for word in words])
+    words, naming = tuple(_model_word(root, word) for word in words), load_naming()
+    catalog, others = Catalog(store.definitions(), naming), list(_of_others(words, naming))
+    try:
+        found = catalog.find(words)
+    except store.DatasetError:
+        if not others:
+            raise
+        found = []
     runs = {one.name: proofs(one.root or root, one) for one in found}
     if output_format == "json":
-        echo_json([_found_json(catalog, one, runs[one.name]) for one in found])
+        echo_json(
+            [_found_json(catalog, one, runs[one.name]) for one in found]
+            + [{**_found_json(other, one.definition, _runs(one)), **_told(one)} for other, one in others]
+        )
         return
     differ = distinguishing(catalog.definitions)
     rows = [[one.name, " ".join(one.tag_values("status")), _ran_on(runs[one.name])] for one in found]
     for row, one in zip(rows, found, strict=True):
         row[1] += f" {_pairs(differ[one.name])}" if differ[one.name] else ""
+    rows += [[one.file, one.told, _ran_on(_runs(one))] for _, one in others]
     click.echo(text_table(rows))
-    click.echo(f"\n{counted(len(found), 'Definition')}; `flashinfer-trace show NAME` prints one")
+    click.echo(f"\n{counted(len(rows), 'Definition')}; `flashinfer-trace show NAME` prints one")
+
+
+def _of_others(words: Sequence[str], naming: Naming) -> Iterator[tuple[Catalog, Overlaid]]:
+    """Yields the Definitions of each overlay that the words find, with its catalog."""
+    for overlay in overlays():
+        catalog = Catalog((one.definition for one in overlay), naming)
+        with suppress(store.DatasetError):
+            names = {one.name for one in catalog.find(words)}
+            yield from ((catalog, one) for one in overlay if one.definition.name in names)
+
+
+def _runs(one: Overlaid) -> list[Entry]:
+    """The runs of the Definition here that one of others resembles. Whether these prove it, only its values tell."""
+    if one.match is None or one.differs or not one.match.exists:
+        return []
+    return list(proofs(one.match.definition.root or dataset_root(), one.match.definition))
 
 
 def _model_word(root: Path, word: str) -> str:
@@ -99,7 +143,7 @@ def _model_word(root: Path, word: str) -> str:
 
 
 def _found_json(catalog: Catalog, definition: Definition, runs: Sequence[Entry]) -> dict[str, Any]:
-    """What is known of one Definition: `models` has the sizes at which each model needs it, none for all sizes."""
+    """The facts of one Definition: `models` has the sizes at which each model needs it, none for all sizes."""
     kernels = [
         {
             "kernel": run.kernel_label,
@@ -141,8 +185,9 @@ def show(name: str, output_format: str) -> None:
     A FILE may be a Definition or a dump of FlashInfer's.
     """
     root = dataset_root()
-    dumped = is_file(name) and is_dump(Path(name))
-    definition = read_dump(Path(name)).definition if dumped else definition_named(name)
+    name = located([name])[0]
+    other = overlaid(read_dump(Path(name))) if is_file(name) and is_of_others(Path(name)) else None
+    definition = other.definition if other else definition_named(name)
     if output_format == "json":
         echo_json(definition.to_dict())
         return
@@ -159,10 +204,12 @@ def show(name: str, output_format: str) -> None:
     for constraint in definition.constraints:
         click.echo(_wrapped(f"  {_styled('where')}   {constraint}", 10))
     own = [tag for tag in definition.tags if tag.partition(":")[0] not in KINDS]
-    for kernel, state in () if dumped else kernel_states(definition, definition.root or root):
+    here = definition if other is None else other.match.definition if other.match and not other.differs else None
+    if other is not None:
+        click.echo(_wrapped(f"  {_styled('here')}    {'; '.join([other.told, *other.differs])}", 10))
+        click.echo(f"          `flashinfer-trace dump {name}` runs it, and says whether it is the same")
+    for kernel, state in kernel_states(here, here.root or root) if here else ():
         click.echo(_wrapped(f"  {_styled('kernel')}  {kernel}: {state}", 10))
-    if dumped:
-        click.echo(f"  `flashinfer-trace dump {name}` says what it is here")
     tags = _wrapped(f"  {_styled('tags')}    {' '.join(own)}", 10)
     click.echo(f"{tags}\n\n{_highlighted(definition.reference)}")
 
@@ -204,7 +251,7 @@ def kernel_states(definition: Definition, root: Path) -> list[tuple[str, str]]:
     for tag in definition.tags:
         namespace, _, path = tag.partition(":")
         if namespace == CALLED:
-            states.append((path, "called by libraries or models; nobody ran it for this Definition"))
+            states.append((path, "called by libraries or models; not run for this Definition yet"))
         elif namespace in KINDS and path not in ran:
             states.append((path, "awaits its run"))
     return states

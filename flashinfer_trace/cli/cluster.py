@@ -79,9 +79,6 @@ def run_on_cluster(tasks: Sequence[Task], settings: Settings, address: str) -> I
     """Yields the report of each task as it comes, and records what it proves; those of a lost worker are failures.
 
     A worker that takes more than ANSWERS_WITHIN seconds for one Definition ends itself, and so counts as lost.
-
-    Args:
-        address: as `run_everywhere` takes it, whose errors are raised here too.
     """
     gpu = torch.device(settings.device).type == "cuda"
     each = list(batches(tasks))
@@ -117,7 +114,7 @@ def own_device(device: str) -> str:
     if torch.device(device).type != "cuda":
         return device
     (number,) = ray.get_gpu_ids()
-    # Where Ray hides the other GPUs all the same, the only one that is left is the first.
+    # Where Ray hides the other GPUs anyway, the only one left is the first.
     device = f"cuda:{int(number) if int(number) < torch.cuda.device_count() else 0}"
     try:
         torch.cuda.set_device(device)

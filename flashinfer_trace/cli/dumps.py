@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -13,8 +14,10 @@ import click
 from flashinfer_trace.cli.group import NOTHING_VERIFIED, echo_json
 from flashinfer_trace.cli.options import counted, dataset_root, format_option, is_file, missing_packages
 from flashinfer_trace.dataset import store
-from flashinfer_trace.dataset.dumps import Dump, DumpError, Match, is_dump, read_dump, read_dumps, versions
+from flashinfer_trace.dataset.dumps import Dump, DumpError, Match, read_dump, read_dumps, versions
+from flashinfer_trace.dataset.overlays import is_of_others, overlay_files
 from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.format.roots import find_overlays
 
 if TYPE_CHECKING:
     from flashinfer_trace.harness.report import Report
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path), metavar="DIR|FILE...")
+@click.argument("paths", nargs=-1, type=click.Path(exists=True, path_type=Path), metavar="[DIR|FILE]...")
 @click.option("--flashinfer", "version", metavar="VERSION", help="The release that wrote them [the newest known].")
 @click.option("--add", is_flag=True, help="Write a Definition of each new size into the dataset, or the last --root.")
 @format_option
@@ -34,13 +37,15 @@ def dump(paths: tuple[Path, ...], version: str | None, add: bool, output_format:
     something differs, which the next lines say. unknown: nothing here is like it.
 
     A dumped reference runs in the sandbox, as references from pull requests do. Definitions of flashinfer-bench can be
-    given as well.
+    given as well. Without a DIR or FILE, those of each --root that has no Definitions of yours are read.
 
     Exit status: 0 done, 1 a file cannot be read or a size not be added, 2 wrong usage, 3 there is nothing that is known
     here, 130 interrupted.
     """
     dataset_root()
     version = version or versions()[-1]
+    if not (paths := paths or tuple(find_overlays())):
+        raise click.UsageError("name the directory of FLASHINFER_TRACE_DUMP_DIR, as DIR or as --root")
     found = read_dumps(paths)
     with missing_packages():
         import torch
@@ -65,14 +70,15 @@ def dump(paths: tuple[Path, ...], version: str | None, add: bool, output_format:
 
 
 def _lines(one: Classified) -> list[str]:
-    """What is printed of one dump: what it is, and why."""
-    from flashinfer_trace.judging.dumped import ANOTHER, NEW_SIZE, SAME
+    """The printed lines of one dump: its class, and why."""
+    from flashinfer_trace.judging.dumped import ANOTHER, NEW_SIZE, SAME, UNKNOWN
 
     match = one.match
     alike = one.kind == ANOTHER and match is not None and match.definition.name == one.dump.name
     head = f"{one.dump.name}: {'same name, ' if alike else ''}{one.kind}"
-    if match is None:
-        return [f"{head}: {'; '.join(one.reasons)}"]
+    if match is None or one.kind == UNKNOWN:
+        resembled = [f"by its names it is {match.definition.name}"] if match else []
+        return [f"{head}: {'; '.join([*resembled, *one.reasons])}"]
     if one.kind == ANOTHER:
         beside = "" if alike else f" than {match.definition.name}"
         return [f"{head}{beside}", *(f"  {reason}" for reason in _reasons(one))]
@@ -149,6 +155,26 @@ def _added(results: Sequence[Classified]) -> dict[str, str]:
     return {name: str(write_new(match.family, match.definition.const_axes)[0]) for name, match in new.items()}
 
 
+def located(names: Sequence[str]) -> list[str]:
+    """The names and globs; in place of a name that only an overlay has, its file. A glob means the files as well.
+
+    Raises:
+        DumpError: several overlays have a name.
+    """
+    if not find_overlays():
+        return [*names]
+    stems = [path.stem for path in store.definition_paths()]
+    found: list[str] = []
+    for name in names:
+        ours, glob = fnmatch.filter(stems, name), any(sign in name for sign in "*?[")
+        files = [] if is_file(name) or (ours and not glob) else overlay_files(name)
+        if len(files) > 1 and not glob:
+            raise DumpError(f"{name} is in several roots; name one of the files {', '.join(files)}")
+        found += [name] if ours or not files else []
+        found += files
+    return found
+
+
 def definition_named(text: str) -> Definition:
     """The Definition of this name, or in this file; of a dump, the one here that it is.
 
@@ -156,10 +182,11 @@ def definition_named(text: str) -> Definition:
         DumpError: what was dumped is not a Definition here, and not a further size of a family; the message says why.
         DatasetError, InputError: see `store.load` and `Definition.from_file`.
     """
+    text = located([text])[0]
     if not is_file(text):
         return store.load(text)
     path = Path(text)
-    if not is_dump(path):
+    if not is_of_others(path):
         return Definition.from_file(path)
     with missing_packages():
         from flashinfer_trace.judging.dumped import NEW_SIZE, SAME, classified
@@ -186,7 +213,7 @@ def dumped_calls(files: Sequence[str]) -> list[tuple[Dump, Match]]:
     with missing_packages():
         from flashinfer_trace.judging.dumped import NEW_SIZE, SAME, classified
     calls = []
-    for found in classified(read_dumps(map(Path, files)), versions()[-1]):
+    for found in classified(read_dumps(map(Path, located(files))), versions()[-1]):
         if found.match is None or found.kind not in (SAME, NEW_SIZE):
             raise _no_definition(found)
         calls.append((found.dump, found.match))

@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from flashinfer_trace.dataset.store import DatasetError
+from flashinfer_trace.format.json_values import finite
 from flashinfer_trace.judging.user_inputs import out_of_memory
 
 #: Exit statuses. 0 means success, and click exits with 2 for wrong usage. NO_MEMORY: this program ran out of memory,
@@ -24,7 +25,7 @@ NOTHING_VERIFIED = 3
 NOT_JUDGED = 4
 NO_MEMORY = 5
 INTERRUPTED = 130
-#: Of an error message.
+#: Characters of an error message.
 LONGEST_LINE = 2000
 
 
@@ -42,7 +43,7 @@ class OutOfMemory(click.ClickException):
     def __init__(self, error: Exception) -> None:
         told = f"{type(error).__name__}: {message(error)}".partition("\n")[0]
         super().__init__(
-            f"flashinfer-trace itself ran out of memory ({told.rstrip(': ')}); nothing is known of a kernel"
+            f"flashinfer-trace itself ran out of memory ({told.rstrip(': ')}); this says nothing about a kernel"
         )
 
 
@@ -152,12 +153,3 @@ def echo_json_text(text: str) -> None:
     """Prints the JSON of a command. It remains the only document, even if an error interrupts the printing."""
     click.get_current_context().meta["json"] = False
     click.echo(text)
-
-
-def finite(value: Any) -> Any:
-    """The value with infinities and NaN as None, which every reader of JSON accepts."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and value - value != 0 else value

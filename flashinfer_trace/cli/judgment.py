@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from flashinfer_trace.cli import completion
-from flashinfer_trace.cli.dumps import definition_named, dumped_calls
+from flashinfer_trace.cli.dumps import definition_named, dumped_calls, located
 from flashinfer_trace.cli.group import FAILED, NOT_JUDGED, NOTHING_VERIFIED, NotJudged, echo_json
 from flashinfer_trace.cli.options import (
     ORACLE_EXAMPLES,
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from flashinfer_trace.judging.verdict import Verdict
 
 
-#: Of a GPU: schema/gpus.schema.json allows no longer one.
+#: Characters of a GPU's name: schema/gpus.schema.json allows no more.
 LONGEST_NAME = 40
 
 
@@ -60,7 +60,7 @@ LONGEST_NAME = 40
     multiple=True,
     metavar="NAME|FILE",
     shell_complete=completion.names,
-    help="The Definition that it computes: a name, a file, or a FlashInfer's dump.",
+    help="The Definition that it computes: a name, a file, or a dump of FlashInfer.",
 )
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
 @click.option(
@@ -82,13 +82,13 @@ LONGEST_NAME = 40
 @click.option(
     "--timeout",
     type=RealRange(*TIMEOUTS),
-    help="Seconds that one call may take [60; the first: 300], and loading, which has 30 at least [120].",
+    help="Seconds for one call [60; the first: 300] and for loading, at least 30 [120].",
 )
 @click.option(
     "--memory",
     type=RealRange(*MEMORY),
     metavar="GIB",
-    help="GiB that its process may take beyond what it has before the kernel is loaded [no limit].",
+    help="GiB that its process may add after the kernel starts to load [no limit].",
 )
 @click.option("--keep-going", is_flag=True, help="Run the other cases after a failure; the tally says which are right.")
 @click.option(
@@ -97,7 +97,7 @@ LONGEST_NAME = 40
     metavar="DIR",
     help="Write the first failing case into this new directory: tensors, and a script that repeats the failure.",
 )
-@click.option("--verbose", is_flag=True, help="Print all that is known of the verdict, not four lines.")
+@click.option("--verbose", is_flag=True, help="Print the whole verdict, not four lines.")
 @format_option
 def check(
     kernel: str,
@@ -214,7 +214,7 @@ def _status(verdict: Verdict) -> int:
     help="Values of variable axes: k=v,k=v; the family chooses the others.",
 )
 @click.option("--seed", type=SEEDS, help="Seed of routing and lengths [0].")
-@click.option("--workload", metavar="NAME", help="At these inputs of docs/workloads.md, as decode-64, instead of axes.")
+@click.option("--workload", metavar="NAME", help="A workload of docs/workloads.md, such as decode-64, instead of axes.")
 @format_option
 def cost(name: str, axes: dict[str, int] | None, seed: int | None, workload: str | None, output_format: str) -> None:
     """Print what a Definition has to move and compute, and the least time that takes on some GPUs.
@@ -264,7 +264,7 @@ def cost(name: str, axes: dict[str, int] | None, seed: int | None, workload: str
 @click.argument("form", type=click.Choice(["fib", "kernelbench", "apply"]))
 @click.argument("out", type=click.Path(path_type=Path))
 @click.argument("names", nargs=-1, metavar="[NAME|GLOB|FILE]...", shell_complete=completion.names)
-@click.option("--kernel", metavar="FILE.py[:FUNCTION]", help="Of apply: your kernel, whose function is run by default.")
+@click.option("--kernel", metavar="FILE.py[:FUNCTION]", help="For apply: your kernel; FUNCTION is run unless named.")
 @click.option(
     "--workloads",
     "extent",
@@ -310,18 +310,18 @@ def export(
                 summary = write_solutions(directory, calls, Path(file), function or "run")
             else:
                 summary = write_problems(directory, chosen, advance)
-            if not summary.definitions:
+            if not summary.rows:
                 reasons = "; ".join(f"{counted(count, 'Definition')}: {reason}" for count, reason in summary.reasons)
                 raise ExportError(f"nothing was exported, because nothing that was chosen can be: {reasons}")
     except ExportError as error:
         raise click.UsageError(str(error)) from error
     if output_format == "json":
-        counts = {"definitions": summary.definitions, "workloads": summary.workloads, "solutions": summary.solutions}
-        echo_json({"out": str(out), **counts, "left_out": summary.left_out})
+        echo_json({"out": str(out), **summary.counts, "left_out": summary.left_out})
         return
-    parts = [counted(summary.definitions, "Definition")]
-    parts += [counted(summary.workloads, "workload")] if form != "apply" else []
-    parts += [counted(summary.solutions, "solution")] if summary.solutions else []
+    counts = summary.counts
+    parts = [counted(counts["definitions"], "Definition")]
+    parts += [counted(counts["workloads"], "workload")] if form != "apply" else []
+    parts += [counted(counts["solutions"], "solution")] if counts["solutions"] else []
     click.echo(f"{out}: {', '.join(parts)}")
     for count, reason in summary.reasons:
         click.echo(f"  left out {counted(count, 'Definition')}: {reason}")
@@ -353,19 +353,21 @@ SECONDS = {"quick": 6.0, "full": 15.0}
     "--memory",
     type=RealRange(*MEMORY),
     metavar="GIB",
-    help="GiB of the GPU that may be used; workloads whose kernels need more are skipped [all that is free].",
+    help="GiB of the GPU to use; workloads whose kernels need more are skipped [all that is free].",
 )
 @click.option(
     "--seconds",
     type=RealRange(min=0),
-    help="After which no further inputs are drawn for a workload [quick: 6; others: 15].",
+    help="Seconds after which no further inputs are drawn for a workload [quick: 6; others: 15].",
 )
 @click.option("--against", multiple=True, help="A real kernel to compare with [all that can run here]; repeatable.")
 @click.option("--device", default="cuda", show_default=True, help="cuda or cuda:N.")
 @click.option("--warm", is_flag=True, help="Leave the inputs in the cache.")
 @click.option("--graph", is_flag=True, help="Replay each call as a CUDA graph.")
 @click.option("--seed", type=SEEDS, help="Seed of the judgment [fresh entropy].")
-@click.option("--budget", type=RealRange(min=0), metavar="SECONDS", help="After which no further Definition is begun.")
+@click.option(
+    "--budget", type=RealRange(min=0), metavar="SECONDS", help="Seconds after which no further Definition starts."
+)
 @click.option(
     "--record", type=click.Path(file_okay=False, path_type=Path), help="Append the times of real kernels to DIR/<gpu>/."
 )
@@ -483,17 +485,18 @@ class _NoGpu(click.ClickException):
 def _check_gpu(device: str, torch: Any) -> None:
     """Refuses to time a CPU, or without a GPU."""
     if device.partition(":")[0] == "cpu":
-        raise click.UsageError(f"--device {device}: bench runs on cuda or cuda:N; the times of a CPU say nothing")
+        raise click.UsageError(f"--device {device}: bench runs on cuda or cuda:N, not on a CPU")
     if not torch.cuda.is_available():
-        raise _NoGpu("no GPU: torch sees no CUDA device here, and times of anything else say nothing")
+        raise _NoGpu("no GPU: torch sees no CUDA device here, and bench needs one")
 
 
 def _definitions(patterns: Sequence[str], root: Path) -> list[Definition]:
     """The Definitions that are named: by globs, or by a Solution."""
     if not any(patterns):
         raise click.UsageError("name the Definition that is timed: -d NAME (`flashinfer-trace list` shows all)")
-    files = [definition_named(one) for one in patterns if is_file(one)]
-    names = [one for one in patterns if not is_file(one)]
+    wanted = located(patterns)
+    files = [definition_named(one) for one in wanted if is_file(one)]
+    names = [one for one in wanted if not is_file(one)]
     return [*files, *map(store.load, matching_names(names) if names else ())]
 
 

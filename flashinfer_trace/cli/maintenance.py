@@ -21,12 +21,16 @@ from flashinfer_trace.cli.options import (
     progress,
 )
 from flashinfer_trace.dataset import store
+from flashinfer_trace.dataset.dumps import has_keys_of_dumps
+from flashinfer_trace.dataset.overlays import is_overlaid, overlays
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.format.files import json_text, write_text
 
 if TYPE_CHECKING:
     from flashinfer_trace.harness.verify import Report
 
+#: The largest value of an axis, as in schema/definition.schema.json.
+LARGEST_SIZE = 2**31 - 1
 
 #: Directories of JSON files that are neither Definitions nor evidence, what they have, and what checks it.
 OTHER_FILES = (
@@ -49,6 +53,7 @@ def validate(paths: tuple[Path, ...], release: bool, output_format: str) -> None
     from flashinfer_trace.dataset.validation import Result, format_json, format_text, validate_paths
 
     root = dataset_root()
+    others = sum(map(len, overlays())) if not paths else 0  # an unusable file of theirs is an error
     missing = [path for path in paths if not path.exists() and not path.is_symlink()]
     if missing:
         raise click.UsageError(f"no such file or directory: {missing[0]}")
@@ -70,15 +75,21 @@ def validate(paths: tuple[Path, ...], release: bool, output_format: str) -> None
             click.echo(format_text(result))
         verdict = counted(len(result.problems), "problem") if result.problems else "no problems"
         if paths and not result.checked:
-            what = "no Definition among these files; what they say was checked"
+            what = "no Definition among these files; their content was checked"
             click.echo(f"{what}, {verdict}; `flashinfer-trace validate` checks the dataset, {root}")
         else:
             click.echo(f"{counted(result.checked, 'Definition')} checked, {verdict}; dataset: {root}")
+        if others:
+            what = f"{counted(others, 'Definition')} of other programs not checked"
+            click.echo(f"{what}; `flashinfer-trace dump` compares them with the dataset")
     sys.exit(FAILED if result.problems else 0)
 
 
 def _refuse_other_files(path: Path, root: Path) -> None:
-    """Raises a usage error for a file of the dataset that is of another kind, with what checks that."""
+    """Raises a usage error for a file of another kind, with what checks that."""
+    if is_overlaid(path) or (path.suffix == ".json" and path.is_file() and has_keys_of_dumps(path)):
+        what = "holds Definitions of other programs" if path.is_dir() else "is a Definition of another program"
+        raise click.UsageError(f"{path} {what}; `flashinfer-trace dump {path}` says what it is here")
     try:
         directory = path.resolve().relative_to(root.resolve()).parts[:1]
     except (ValueError, OSError, RuntimeError):  # the last before Python 3.13, for a link that leads to itself
@@ -188,6 +199,8 @@ def _values(axes: Sequence[str]) -> dict[str, int]:
         axis, _, text = one.partition("=")
         if not text.isascii() or not text.isdigit() or len(text) > 18:
             raise click.UsageError(f"{one!r} is not of the form axis=value with a whole number")
+        if int(text) > LARGEST_SIZE:
+            raise click.UsageError(f"{axis} is {text}; sizes are at most {LARGEST_SIZE}")
         if values.setdefault(axis, int(text)) != int(text):
             raise click.UsageError(f"{axis} has two values; give one of them")
     return values

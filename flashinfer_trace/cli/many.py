@@ -50,7 +50,10 @@ ATTEMPTS = 2
     "submissions", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="SUBMISSIONS.jsonl"
 )
 @click.option(
-    "--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="VERDICTS.jsonl, to go on with."
+    "--out",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="VERDICTS.jsonl: written, or resumed if it exists.",
 )
 @click.option("--jobs", type=click.IntRange(min=1), help="Processes at once [one for each processor, or each GPU].")
 @click.option(
@@ -61,13 +64,13 @@ ATTEMPTS = 2
     metavar="ADDRESS",
     help="Judge on a Ray cluster: auto, local or HOST:PORT; on a GPU each with --gpus all.",
 )
-@click.option("--no-times", is_flag=True, help="On GPUs, judge only; several processes may then share one.")
+@click.option("--no-times", is_flag=True, help="On GPUs, judge only; several processes can then share one.")
 @click.option(
     "--examples", type=click.IntRange(min=1), default=ORACLE_EXAMPLES, show_default=True, help="As for check."
 )
 @click.option("--seed", type=SEEDS, help="Seed of the first line; line N gets this + N - 1 [fresh entropy each].")
-@click.option("--timeout", type=RealRange(*TIMEOUTS), help="Seconds that one call may take, as for check.")
-@click.option("--memory", type=RealRange(*MEMORY), metavar="GIB", help="GiB that a submission may take, as for check.")
+@click.option("--timeout", type=RealRange(*TIMEOUTS), help="Seconds for one call, as for check.")
+@click.option("--memory", type=RealRange(*MEMORY), metavar="GIB", help="GiB for a submission, as for check.")
 @format_option
 # Longer than other functions here: every option of the command is a parameter.
 def check_many(
@@ -103,7 +106,7 @@ def check_many(
             import torch  # noqa: F401  # judges need it: better said before the first one starts
         with Results(out, tasks) as results, ended_by_signals() as ended:
             if results.lines:
-                click.echo(f"{out}: {len(results.lines)} of {len(tasks)} are there; going on", err=True)
+                click.echo(f"{out}: {len(results.lines)} of {len(tasks)} are done; resuming", err=True)
             try:
                 _judge(results, devices, settings, cluster, output_format)
             except KeyboardInterrupt:

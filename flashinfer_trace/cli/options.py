@@ -35,7 +35,7 @@ CPU_JOBS, GPU_JOBS = 4, 8
 #: How narrow a column of a table can become, in characters.
 NARROWEST = 12
 
-#: What every option --seed takes.
+#: Values of every option --seed.
 SEEDS = click.IntRange(0, LARGEST_SEED)
 
 

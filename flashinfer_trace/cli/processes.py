@@ -35,7 +35,7 @@ from flashinfer_trace.verdict.tensors import torch_dtype
 ANSWERS_WITHIN = 1200.0
 #: Seconds that a process may take to end.
 PATIENCE = 5.0
-#: What CUDA, torch and the libraries say if the GPU has no memory left.
+#: Words of CUDA, torch and the libraries if the GPU has no memory left.
 OUT_OF_MEMORY = "out of memory"
 
 #: Tasks that one process verifies, those of each Definition together.

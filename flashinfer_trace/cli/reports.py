@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
-from flashinfer_trace.cli.group import finite
 from flashinfer_trace.cli.options import fitted, text_row, width
+from flashinfer_trace.format.json_values import finite
 from flashinfer_trace.harness.twins import REAL_BYTES
 from flashinfer_trace.harness.verify import Report
 
@@ -25,10 +25,6 @@ class Printer:
 
     As text, a row of a table, and below it the message of the report unless an earlier one had the same. As JSON, one
     report a line, which together are a list.
-
-    Args:
-        pairs: Definition and target of each report that will come, for the widths of columns.
-        output_format: ``text`` or ``json``.
     """
 
     def __init__(self, pairs: Sequence[tuple[str, str]], output_format: str) -> None:

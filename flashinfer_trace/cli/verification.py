@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from flashinfer_trace.cli import completion
-from flashinfer_trace.cli.dumps import dump_reports
+from flashinfer_trace.cli.dumps import dump_reports, located
 from flashinfer_trace.cli.group import FAILED, NOTHING_VERIFIED, ended_by_signals
 from flashinfer_trace.cli.options import (
     CPU_JOBS,
@@ -30,9 +30,9 @@ from flashinfer_trace.cli.options import (
     usual_jobs,
 )
 from flashinfer_trace.dataset import store
-from flashinfer_trace.dataset.dumps import is_dump
 from flashinfer_trace.dataset.evidence import DRAWN_CASES, REQUIRED_CASES, SEED
 from flashinfer_trace.dataset.evidence_run import MOST_DRAWN
+from flashinfer_trace.dataset.overlays import is_of_others
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.judging.user_inputs import LARGEST_SIZE, wrong_device
 
@@ -153,9 +153,10 @@ def verify(
     if (jobs or 1) > 1 and (cluster or fixed):
         raise click.UsageError("--jobs is for whole runs on this machine; leave out --cluster, --axes and --plan")
     root = dataset_root()
-    files = [Path(name) for name in names if is_file(name)]
-    dumps = [path for path in files if is_dump(path)]
-    patterns = [name for name in names if not is_file(name)]
+    wanted = located(names)
+    files = [Path(name) for name in wanted if is_file(name)]
+    dumps = [path for path in files if is_of_others(path)]
+    patterns = [name for name in wanted if not is_file(name)]
     paths = matching_names(patterns) if patterns or not files else []
     with missing_packages():
         import torch

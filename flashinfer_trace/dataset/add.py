@@ -21,7 +21,7 @@ from flashinfer_trace.format.roots import is_private
 
 #: Namespaces of tags that say which models call a Definition, at which parallel sizes, and whether it was run.
 OF_ONE_DEFINITION = ("status", "model", "tp", "ep")
-#: What a text says only of one size: models and parallel sizes. Models of models/ are looked for by their names.
+#: Words that concern only one size: models and parallel sizes. Models of models/ are looked for by their names.
 _OF_MODELS = re.compile(
     r"\b(?:TP|EP)\b|\bparallelism\b|\bGPUs?\b|flashinfer-bench|\b[Ss]izes? of [A-Z]|\b[Tt]hese are\b"
 )
@@ -144,7 +144,7 @@ def _const_axes(
     constraints = [parse(text) for text in siblings[0].get("constraints", ())]
     axes = {**dict(pattern.where), **values}
     _derive(axes, names, constraints)
-    # What is the same at several values of each axis that changes does not depend on it.
+    # An axis that is the same at several values of each axis that changes does not depend on it.
     varied = all(value in (found := {one[axis] for one in every}) or len(found) > 1 for axis, value in axes.items())
     for axis in names if varied else ():
         if axis not in axes and axis not in pattern.axes and len(shared := {one[axis] for one in every}) == 1:
@@ -196,11 +196,7 @@ class _Texts:
         self._siblings, self._axes = siblings, axes
 
     def at(self, *place: str) -> str:
-        """The text of a place, such as ``("inputs", "x")``; none for the Definition's own.
-
-        Raises:
-            AddError: nothing of any Definition's text there holds at the new sizes.
-        """
+        """The text of a place, such as ``("inputs", "x")``; none for the Definition's own."""
         texts = [_text(one, place) for one in self._siblings]
         if not place:
             texts = [_PARENTHESIS.sub(lambda match: "" if self._names(match[0]) else match[0], one) for one in texts]

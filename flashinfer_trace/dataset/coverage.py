@@ -1,4 +1,5 @@
-"""What a model needs, by op, and what its code calls: which Definitions and which evidence there are. Imports no torch.
+"""The needs of a model, by op, and the calls of its code: which Definitions and which evidence there are. Imports no
+torch.
 
 Both are data in ``models/needs/<model>.json``, which `flashinfer-trace sync` derives from the traces of the model's
 code and the constants in ``models/<model>.json``. A kernel (``source:name``) has the Definitions for which it runs
@@ -66,11 +67,6 @@ def model_coverages(
     root: Path, model: str | None = None, needs: Mapping[str, Mapping[str, Any]] | None = None
 ) -> list[ModelCoverage]:
     """Coverage of one model, or of every model under ``models/needs/``.
-
-    Args:
-        root: the dataset root.
-        model: only this model.
-        needs: the result of `load_needs`, if the caller already has it.
 
     Raises:
         DatasetError: the model does not exist (the message suggests the closest name), or a file is malformed.
@@ -290,10 +286,6 @@ def _by_kernel(
 def kernel_coverages(root: Path, models: Iterable[Mapping[str, Any]]) -> list[KernelCoverage]:
     """Coverage of the kernels of some models, one after the other.
 
-    Args:
-        root: the dataset root.
-        models: the document of each, of schema/model_needs.schema.json.
-
     Raises:
         DatasetError: a document has no kernels or is malformed, or the list of reasons cannot be read.
     """
@@ -316,11 +308,7 @@ def kernel_coverages(root: Path, models: Iterable[Mapping[str, Any]]) -> list[Ke
 
 
 def _called(needed: Mapping[str, Any]) -> tuple[str, list[tuple[str, tuple[str, ...]]]]:
-    """A model, and the kernels that it calls, each with the names of its ops.
-
-    Raises:
-        DatasetError: the document has no kernels, or is malformed.
-    """
+    """A model, and the kernels that it calls, each with the names of its ops."""
     fix = "in a checkout, run `flashinfer-trace sync`"
     try:
         (model,) = strings([needed["model"]])

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace.dataset.store import definitions, find_root
+from flashinfer_trace.dataset.store import definitions, find_root, find_roots
 from flashinfer_trace.format.constraints import ConstraintError, parse
 from flashinfer_trace.format.definition import Definition, InputError, TensorSpec
 from flashinfer_trace.format.json_source import JsonSourceError, load_object
@@ -25,14 +25,14 @@ from flashinfer_trace.format.reference import ReferenceSourceError
 
 #: How templates and families correspond, from the root of the dataset.
 ALIASES = "schema/flashinfer_dumps.json"
-#: What a dump says of a dtype that it did not see.
+#: The dtype in a dump that did not see it.
 UNKNOWN = "unknown"
 #: The rule of the allow-list that a dumped reference need not meet: the oracle judges which of equal values is first.
 TIES = frozenset({"reference-ties"})
 #: Keys of a dump that a Definition of this dataset has not.
 OF_DUMPS = ("check", "init", "calls")
-#: What follows the template in a name: constant sizes.
-_SIZES = r"(?:_[A-Za-z]+[0-9]+)*"
+#: Constant sizes, which follow the template in a name.
+_SIZES = r"(?:_(?:d_)?[A-Za-z]+[0-9]+)*"
 #: Functions that give memory as it was, and what a dumped reference calls instead.
 _MEMORY = {"empty": "zeros", "empty_like": "zeros_like", "new_empty": "new_zeros"}
 
@@ -52,6 +52,10 @@ class Alias:
         inputs: parameter of the dumped reference -> expression of the family's inputs and, in upper case, its const
             axes. A parameter that is not here takes the input of its own name.
         outputs: the family's output -> the dump's. One that is not here has its own name.
+        without: outputs of the family that the template lacks: these are not judged.
+        differs: how its function differs in form from the family's. Such a dump is never the same; its values are
+            judged.
+        call: expression that calls the reference, as ``reference(q=their_q[:1])``; by default once, with all inputs.
         result: expression of the family's outputs: ``result`` is what the reference returned, ``their_NAME`` what it
             was given as NAME.
         kernel: path of the kernel here that the dumped API is.
@@ -63,9 +67,17 @@ class Alias:
     axes: tuple[str, ...] = ()
     inputs: Mapping[str, str] = field(default_factory=dict)
     outputs: Mapping[str, str] = field(default_factory=dict)
+    without: tuple[str, ...] = ()
+    differs: tuple[str, ...] = ()
+    call: str = ""
     result: str = "result"
     kernel: str = ""
     silent: tuple[str, ...] = ()
+
+    @property
+    def form(self) -> tuple[str, ...]:
+        """The differences that every dump of the template has. They are not defects."""
+        return (*self.differs, *(f"it has no output {name}" for name in self.without))
 
 
 @dataclass(frozen=True)
@@ -118,12 +130,17 @@ def read_dumps(paths: Iterable[Path]) -> list[Dump]:
     """
     found: dict[Path, None] = {}
     for path in paths:
-        inside = path / "definitions" if (path / "definitions").is_dir() else path
-        files = sorted(inside.rglob("*.json")) if path.is_dir() else [path]
+        files = dump_files(path) if path.is_dir() else [path]
         if not files:
             raise DumpError(f"{path}: there is no .json file; give the directory of FLASHINFER_TRACE_DUMP_DIR")
         found |= dict.fromkeys(files)
     return sorted(map(read_dump, found), key=lambda dump: dump.name)
+
+
+def dump_files(directory: Path) -> list[Path]:
+    """The files of a directory, sorted; of a TraceSet of flashinfer-bench, those of its ``definitions/``."""
+    inside = directory / "definitions"
+    return sorted((inside if inside.is_dir() else directory).rglob("*.json"))
 
 
 def read_dump(path: Path) -> Dump:
@@ -132,11 +149,7 @@ def read_dump(path: Path) -> Dump:
     Raises:
         DumpError: it cannot be read, or is not a Definition.
     """
-    try:
-        data = load_object(path)
-    except JsonSourceError as error:
-        raise DumpError(f"{path}: cannot be read: {error}") from error
-    return dump_of(data, path)
+    return dump_of(_data(path), path)
 
 
 def dump_of(data: Mapping[str, Any], path: Path | None = None) -> Dump:
@@ -162,16 +175,28 @@ def dump_of(data: Mapping[str, Any], path: Path | None = None) -> Dump:
 
 
 def is_dump(path: Path) -> bool:
-    """Whether a file has what dumps have and Definitions of this dataset have not.
+    """Whether a file has what dumps have and Definitions of this dataset have not, or lacks what these have.
 
     Raises:
         DumpError: it cannot be read.
     """
+    data = _data(path)
+    return any(key in data for key in OF_DUMPS) or "reference" not in data or "constraints" not in data
+
+
+def has_keys_of_dumps(path: Path) -> bool:
+    """Whether a file has a key that only dumps have; not if it cannot be read."""
     try:
-        data = load_object(path)
+        return any(key in _data(path) for key in OF_DUMPS)
+    except DumpError:
+        return False
+
+
+def _data(path: Path) -> Mapping[str, Any]:
+    try:
+        return load_object(path)
     except JsonSourceError as error:
         raise DumpError(f"{path}: cannot be read: {error}") from error
-    return any(key in data for key in OF_DUMPS) or "reference" not in data or "constraints" not in data
 
 
 def versions() -> list[str]:
@@ -261,8 +286,17 @@ def _varies(siblings: Sequence[Definition], axis: str, wanted: Mapping[str, int]
     return len({one.const_axes[axis] for one in alike}) > 1
 
 
-@functools.lru_cache(maxsize=1)
+def siblings(family: str) -> list[str]:
+    """The names of the Definitions that a dump of a family can be."""
+    return [one.name for one in _by_family().get(family, ())]
+
+
 def _by_family() -> Mapping[str, list[Definition]]:
+    return _of_roots(tuple(find_roots()))
+
+
+@functools.lru_cache(maxsize=1)
+def _of_roots(_roots: tuple[Path, ...]) -> Mapping[str, list[Definition]]:
     naming, found = load_naming(), dict[str, list[Definition]]()
     for one in definitions():
         found.setdefault(family_name(one, naming) or "", []).append(one)
@@ -283,7 +317,8 @@ def _sizes(dump: Dump, alias: Alias) -> dict[str, int]:
 def differences(dump: Dump, match: Match) -> list[str]:
     """In what the contract of a dump differs from a Definition here, a line each; its values are not compared."""
     ours, theirs, alias = match.definition, dump.definition, match.alias
-    lines, used = [], set[str]()
+    given = [*alias.inputs.values(), *([alias.call] if alias.call else [])]
+    lines, used = [], {part for text in given for part in _names(text)}
     for name, spec in theirs.inputs.items():
         text = alias.inputs.get(name, name)
         named = [part for part in _names(text) if part in ours.inputs]
@@ -295,16 +330,18 @@ def differences(dump: Dump, match: Match) -> list[str]:
             lines += _misfits(f"input {name}", spec, ours.inputs[source], compare_rank=text == source)
     missing = [name for name in ours.inputs if name not in used]
     lines += [f"it does not take {name}" for name in missing]
-    produced = set[str]()
+    produced, as_it_is = set[str](), alias.result == "result" and not alias.call
     for name, spec in ours.outputs.items():
+        if name in alias.without:
+            continue
         own = alias.outputs.get(name, name)
         produced.add(own)
         if own not in theirs.outputs:
             lines.append(f"it has no output {own}")
-        else:
-            lines += _misfits(f"output {own}", theirs.outputs[own], spec, compare_rank=own == name)
+        elif as_it_is or not alias.differs:  # one in another form may convert it
+            lines += _misfits(f"output {own}", theirs.outputs[own], spec, compare_rank=as_it_is and own == name)
     extra = [name for name in theirs.outputs if name not in produced and name not in dump.optional]
-    return [*lines, *(f"it has the output {name}, which {match.family} has not" for name in extra)]
+    return [*lines, *(f"it has the output {name}, which {match.family} has not" for name in extra), *alias.form]
 
 
 def _names(expression: str) -> list[str]:
@@ -313,9 +350,9 @@ def _names(expression: str) -> list[str]:
 
 
 def _source(expression: str) -> str:
-    """The name whose value an expression passes on, as it is or in another shape: ``B`` of ``B.transpose(0, 1)``."""
+    """The name whose value an expression passes on, as it is or in another shape: ``B`` of ``B.transpose(0, 1)[0]``."""
     node = ast.parse(expression, mode="eval").body
-    while isinstance(node, (ast.Call, ast.Attribute)):
+    while isinstance(node, (ast.Call, ast.Attribute, ast.Subscript)):
         node = node.func if isinstance(node, ast.Call) else node.value
     return node.id if isinstance(node, ast.Name) else ""
 
@@ -355,7 +392,10 @@ def normalized(dump: Dump, match: Match) -> Definition:
     called = "their_run" if entry.name == "run" else entry.name
     text = ast.unparse(ast.fix_missing_locations(module))
     return replace(
-        match.definition, reference=f"{text}\n\n\n{_adapter(called, entry, dump, match)}", path=None, root=None
+        match.definition,
+        reference=f"{text}\n\n\n{_adapter(called, entry, dump, match)}",
+        path=None,
+        root=None,
     )
 
 
@@ -392,19 +432,25 @@ def _adapter(called: str, entry: ast.FunctionDef, dump: Dump, match: Match) -> s
     ours, alias = match.definition, match.alias
     parameters = [one.arg for one in (*entry.args.posonlyargs, *entry.args.args, *entry.args.kwonlyargs)]
     theirs = dump.definition.inputs
+    by_name = entry.args.kwarg is not None and any(name in parameters for name in theirs)
     given = {}
     for place, name in enumerate(theirs):
         text = alias.inputs.get(name, name)
         parameter = name
-        if name not in parameters and place < len(parameters) and parameters[place] not in theirs:
+        if name not in parameters and place < len(parameters) and parameters[place] not in theirs and not by_name:
             parameter = parameters[place]  # it has names of its own; they stand in the declared order
         if (name in alias.inputs or name in ours.inputs) and (parameter in parameters or entry.args.kwarg):
             given[parameter] = text
+    given |= {
+        name: text for name, text in alias.inputs.items() if name not in theirs
+    }  # arguments that no dump declares
     upper = {axis.upper(): value for axis, value in ours.const_axes.items()}
-    read = dict.fromkeys(name for text in (*given.values(), alias.result) for name in _names(text) if name in upper)
+    texts = [*given.values(), alias.result, *([alias.call] if alias.call else [])]
+    read = dict.fromkeys(name for text in texts for name in _names(text) if name in upper)
     lines = [f"{name} = {upper[name]}" for name in read]
     lines += ["", "", f"def run({', '.join(ours.inputs)}):"]
     lines += [f"    their_{name} = {text}" for name, text in given.items()]
     keywords = ", ".join(f"{name}=their_{name}" for name in given)
-    lines += [f"    result = {called}({keywords})", f"    return {alias.result}", ""]
+    call = re.sub(r"\breference\(", f"{called}(", alias.call) or f"{called}({keywords})"
+    lines += [f"    result = {call}", f"    return {alias.result}", ""]
     return "\n".join(lines)

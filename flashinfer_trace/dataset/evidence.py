@@ -40,34 +40,8 @@ from flashinfer_trace.kernels.table import KernelFacts
 if TYPE_CHECKING:
     from flashinfer_trace.format.definition import Definition
 
-__all__ = [
-    "DRAWN_CASES",
-    "EQUIVALENT_CODE",
-    "RECORDED_ON",
-    "REQUIRED_CASES",
-    "SEED",
-    "TIME_FORMAT",
-    "UNVERIFIED",
-    "VERIFIED",
-    "Entry",
-    "Evidence",
-    "EvidenceError",
-    "Objection",
-    "code_today",
-    "entries_of",
-    "evidence_directory",
-    "evidence_path",
-    "family_today",
-    "file_in",
-    "kernels_today",
-    "load_lines",
-    "load_run",
-    "proofs",
-    "proven",
-    "read",
-    "released",
-    "run_file",
-]
+#: Those of `evidence_run`, whose users find them here.
+__all__ = ["DRAWN_CASES", "REQUIRED_CASES", "SEED", "TIME_FORMAT", "Entry", "Objection"]
 
 VERIFIED, UNVERIFIED = "status:verified", "status:unverified"
 #: Digests of code that judges as older code did, from the root of a dataset.
@@ -93,11 +67,7 @@ class Named(Protocol):
 
 @dataclass(frozen=True)
 class Evidence:
-    """The evidence of one Definition.
-
-    Attributes:
-        entries: every recorded run, proving or not.
-    """
+    """The evidence of one Definition."""
 
     entries: tuple[Entry, ...]
 
@@ -107,13 +77,6 @@ class Evidence:
         """The runs that older code judged, each with what of it has changed: "harness" and "family", or "plans".
 
         Where nothing else has changed and other code draws the plans, they are drawn again and compared. Imports torch.
-
-        Args:
-            definition: as it stands.
-            code: short digests of the code by label of the kernel, if not those of today's.
-
-        Raises:
-            LookupError: see `code_today`.
         """
         known, found = code_today(definition) if code is None else code, []
         equivalent = _equivalent(definition.root or store.find_root())
@@ -128,23 +91,16 @@ class Evidence:
         return found
 
     def outdated(self, definition: Definition, kernels: Mapping[str, KernelFacts]) -> list[tuple[str, str]]:
-        """What a release lacks: the kernels without a run of today's stack by today's code, each with the reason.
+        """The gaps of a release: the kernels without a run of today's stack by today's code, each with the reason.
 
         Runs of kernels that today's releases dropped stay as they are. Kernels that need another GPU than one of
         `RECORDED_ON` need no run. Imports torch.
-
-        Args:
-            definition: as it stands.
-            kernels: what computes it today, by label (see `kernels_today`).
-
-        Raises:
-            LookupError: see `code_today`.
         """
         today = {label: kernel for label, kernel in kernels.items() if not kernel.last_in}
         fitting = [entry for entry in self.proofs(definition, kernels) if entry.kernel_label in today]
         ran = {entry.kernel_label for entry in fitting}
         needed = [label for label, kernel in today.items() if kernel.runs_on(RECORDED_ON)]
-        found = [(label, "it has no run") for label in needed if label not in ran]
+        found = [(label, "it has not been run") for label in needed if label not in ran]
         older = [(entry, f"the run on {entry.run.gpu} is of {entry.older_releases}") for entry in fitting]
         found += [(entry.kernel_label, why) for entry, why in older if entry.older_releases]
         of_today = Evidence(tuple(entry for entry in fitting if not entry.older_releases))
@@ -229,11 +185,7 @@ def _same_plans(definition: Definition, entry: Entry) -> bool:
 
 
 def family_today(definition: Definition) -> Any:
-    """The `Family` of a Definition, from a floor above this one. Imports torch.
-
-    Raises:
-        LookupError: no family has the Definition.
-    """
+    """The `Family` of a Definition, from a floor above this one. Imports torch."""
     families: Any = importlib.import_module("flashinfer_trace.families")
     return families.family_of(definition)
 
@@ -297,12 +249,7 @@ def proofs(root: Path, definition: Definition) -> tuple[Entry, ...]:
 
 
 def released(root: Path, definition: Definition) -> set[str]:
-    """Labels of the kernels whose runs fit a Definition as it stands, and that a release accepts (`Evidence.outdated`).
-
-    Raises:
-        EvidenceError: see `read`.
-        NamingError, PrivateKernelsError: see `kernels_today`; LookupError: see `code_today`.
-    """
+    """Labels of the kernels whose runs fit a Definition as it stands, and that a release accepts (`outdated`)."""
     evidence = read(root, definition)
     if evidence is None:
         return set()
@@ -312,12 +259,7 @@ def released(root: Path, definition: Definition) -> set[str]:
 
 
 def proven(root: Path, definition: Definition) -> bool:
-    """Whether a Definition is proven, as the module's text says.
-
-    Raises:
-        EvidenceError: see `read`.
-        NamingError, PrivateKernelsError: see `kernels_today`.
-    """
+    """Whether a Definition is proven, as the module's text says."""
     evidence = read(root, definition)
     return evidence is not None and not evidence.objections(definition, kernels_today(root, definition))
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 #: Real cases that one entry needs to prove anything. If a defect showed in a fraction p of all cases, 50 independent
 #: ones would miss it with probability (1 - p)^50: at most 5 % for p = 6 % (the rule of three, 3 / 50).
 REQUIRED_CASES = 50
-#: Real cases that a run against a kernel draws unless told otherwise: a tenth above the requirement, so that recorded
+#: Real cases that a run against a kernel draws unless told otherwise: a tenth above the requirement, so recorded
 #: evidence still suffices if a few of its cases are found to prove nothing.
 DRAWN_CASES = REQUIRED_CASES * 11 // 10
 #: Seed of all draws of recorded evidence. One that can be chosen could be chosen until a case that fails is not drawn.
@@ -43,7 +43,7 @@ EARLIEST = datetime.datetime(2026, 11, 21, tzinfo=datetime.timezone.utc)
 CLOCK_DIFFERENCE = datetime.timedelta(days=1)
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 
-#: What a line says of each output, in this order: error / bound of the kernel and of the reference, and the relative
+#: Figures of each output in a line, in this order: error / bound of the kernel and of the reference, and the relative
 #: norm of the error of each.
 FIGURES = ("kernel_worst", "reference_worst", "kernel_error", "reference_error")
 #: Figures are recorded with three digits.
@@ -54,7 +54,7 @@ _ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24}
 #: are off by 1.
 _NOTHING = 2.0
 
-#: What a line of evidence has, in this order; the last part, an object, is there if it has fields.
+#: Parts of a line of evidence, in this order; the last part, an object, is there if it has fields.
 PARTS = ("kernel", "run", "digests", "cases", "outputs", "further")
 #: The digests in a line, in this order. Runs of the first days have two: no digest of what drew the cases.
 DIGESTS = ("definition", "family", "plans", "drawn")
@@ -96,11 +96,7 @@ class Run:
 
     @classmethod
     def from_json(cls, name: str, data: Mapping[str, Any]) -> Run:
-        """A header of schema/evidence_run.schema.json.
-
-        Raises:
-            KeyError, TypeError, ValueError, AttributeError: it is not one, or that of another run.
-        """
+        """A header of schema/evidence_run.schema.json."""
         if run_name(data) != name:
             raise ValueError(f"its content is not that of the run {name}: it was edited")
         major, minor = data["gpu"]["compute_capability"].split(".")
@@ -128,11 +124,7 @@ def _check_texts(*values: object) -> None:
 
 
 def fields_of(line: Sequence[Any]) -> dict[str, Any]:
-    """The fields of a line of evidence by their names: kernel, run, the `DIGESTS`, cases, outputs, and further ones.
-
-    Raises:
-        TypeError, ValueError, AttributeError: it has other parts.
-    """
+    """The fields of a line of evidence by their names: kernel, run, the `DIGESTS`, cases, outputs, and further ones."""
     kernel, run, found, cases, outputs, *further = line
     named = dict(zip(DIGESTS, found.split(" "), strict=len(found.split(" ")) != 2))
     return {**dict(*further), "kernel": kernel, "run": run, **named, "cases": cases, "outputs": outputs}
@@ -259,12 +251,7 @@ class Entry:
                     yield (*place_of("outputs"), name, FIGURES.index(f"{who}_error")), text
 
     def objections(self, definition: Definition, kernels: Mapping[str, KernelFacts]) -> Iterator[Objection]:
-        """Why this run does not prove the Definition as it stands; nothing if it does.
-
-        Args:
-            definition: the Definition.
-            kernels: what computes it today, by label (see `kernels_today`).
-        """
+        """Why this run does not prove the Definition as it stands; nothing if it does."""
         yield from map(Objection, self._mismatches(definition, kernels))
         impossible = self.shortcoming or next(self._impossible(definition), None)
         if impossible is not None:
@@ -319,7 +306,7 @@ def implausible(started_at: str) -> str | None:
     try:
         time = datetime.datetime.strptime(started_at, TIME_FORMAT).replace(tzinfo=datetime.timezone.utc)
     except ValueError:
-        return f"started_at is {started_at[:40]!r}, no time of the calendar"
+        return f"started_at is {started_at[:40]!r}, which is not in the calendar"
     if not EARLIEST <= time <= datetime.datetime.now(datetime.timezone.utc) + CLOCK_DIFFERENCE:
         return f"started_at is {started_at}, before {EARLIEST:%Y-%m-%d} or in the future"
     return None

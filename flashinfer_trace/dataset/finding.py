@@ -18,7 +18,7 @@ from flashinfer_trace.format.naming import Naming, family_name
 
 #: Namespaces of tags whose values are words of their own.
 NAMESPACES = ("model", "stage", "quantization", "routing", "status")
-#: What says how a model is divided among GPUs.
+#: Namespaces of the sizes by which a model is divided among GPUs.
 SIZES = ("tp", "ep")
 _CONSTANT = re.compile(r"^([A-Z][A-Z0-9_]*) = (-?[0-9][0-9eE.+-]*|True|False|None)$", re.MULTILINE)
 _WORD = re.compile(r"[a-z0-9][a-z0-9.-]*[a-z0-9]")
@@ -76,12 +76,7 @@ class _Condition:
 
 
 class Catalog:
-    """Every Definition, by the words that find it.
-
-    Args:
-        definitions: those that are searched.
-        naming: their families, abbreviations and tags.
-    """
+    """Every Definition, by the words that find it."""
 
     def __init__(self, definitions: Iterable[Definition], naming: Naming) -> None:
         self.definitions = tuple(definitions)

@@ -81,12 +81,8 @@ def matching(entries: Sequence[Mapping[str, Any]], name: str) -> list[Mapping[st
 def differences(theirs: Mapping[str, Any], data: Mapping[str, Any]) -> Iterator[Difference]:
     """Where a Definition does not take the workloads and solutions of an entry of the table, or computes otherwise.
 
-    Const axes that only ours declares are no difference: workloads give the values of var axes alone. The order of axes
-    does not matter either; that of inputs and outputs does.
-
-    Args:
-        theirs: an entry of ``schema/flashinfer_bench.json``.
-        data: the JSON of a well-formed Definition.
+    Const axes that only ours declares do not count as a difference: workloads give the values of var axes alone. The
+    order of axes does not matter either; that of inputs and outputs does.
     """
     if theirs["op_type"] != data["op_type"]:
         yield Difference("/op_type", theirs["op_type"], data["op_type"])
@@ -172,4 +168,4 @@ def _load(table: Path, decisions: Path, _table_modified: int, _decisions_modifie
         return Compatibility(facts["source"], facts["definitions"], sections)
     except (JsonSourceError, KeyError, TypeError, AttributeError) as error:
         where = f"{table.name} or {decisions.name}"
-        raise CompatibilityError(f"{where} is malformed ({error!r}); their schemas stand beside them") from None
+        raise CompatibilityError(f"{where} is malformed ({error!r}); their schemas are next to them") from None

@@ -40,12 +40,7 @@ class KernelTags:
 
 
 def kernel_tags(root: Path, data: Mapping[str, Any]) -> KernelTags:
-    """The tags that name kernels of a Definition, given its JSON, at a dataset root.
-
-    Raises:
-        NamingError: schema/naming.json is unusable.
-        EvidenceError: its evidence is unusable.
-    """
+    """The tags that name kernels of a Definition, given its JSON, at a dataset root."""
     family = family_name(data, load_naming(root))
     try:
         definition = Definition.from_dict(dict(data))

@@ -21,13 +21,7 @@ from flashinfer_trace.format.json_values import strings
 
 
 class ModelClaimsError(ValueError):
-    """A file under models/ is malformed. The message names it relative to the dataset root.
-
-    Attributes:
-        path: the file.
-        reason, hint: what is wrong, and the fix.
-        line: where, counted from 1.
-    """
+    """A file under models/ is malformed. The message names it relative to the dataset root."""
 
     def __init__(self, path: Path, root: Path, reason: str, hint: str, line: int = 1) -> None:
         place = f"{path.relative_to(root).as_posix()}{f':{line}' if line > 1 else ''}"

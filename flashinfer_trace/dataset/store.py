@@ -19,20 +19,7 @@ from flashinfer_trace.format.roots import (
     find_roots,
 )
 
-__all__ = [
-    "PACKAGE",
-    "ROOT_VARIABLE",
-    "DatasetError",
-    "closest",
-    "definition_of",
-    "definition_paths",
-    "definitions",
-    "enclosing_checkout",
-    "find_root",
-    "find_roots",
-    "load",
-    "root_of",
-]
+__all__ = ["PACKAGE", "ROOT_VARIABLE", "DatasetError", "enclosing_checkout", "find_root", "find_roots"]
 
 #: Files of one kind that stay in memory. With room for fewer than a dataset has, each pass over it reads all of them
 #: again: the file needed next is always the one that was dropped.
@@ -58,7 +45,8 @@ def definition_paths(root: Path | None = None, op_type: str | None = None) -> li
 
 
 def _twice(first: Path, second: Path) -> DatasetError:
-    return DatasetError(f"{second}: {first} has that name too; rename one of them, or leave out one root")
+    others = f"; if they are flashinfer-bench's, name {second.parent.parent} as the root"
+    return DatasetError(f"{second}: {first} has that name too; rename one of them, or leave out one root{others}")
 
 
 def root_of(path: Path) -> Path:
@@ -105,7 +93,7 @@ def definition_of(given: Definition | str) -> Definition:
         return given
     if isinstance(given, str):
         return load(given)
-    raise InputError(f"a {type(given).__name__} is no Definition; give one, or its name")
+    raise InputError(f"a {type(given).__name__} is not a Definition; give one, or its name")
 
 
 def closest(word: str, known: Iterable[str]) -> str:

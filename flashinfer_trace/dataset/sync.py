@@ -1,6 +1,6 @@
 """Brings everything that is derived and committed up to date: in a checkout its data files, then the Definitions.
 
-What follows from what: (models/, traces/) -> models/needs/, models/recorded/; with the table of kernels and evidence/,
+The order of derivation: (models/, traces/) -> models/needs/, models/recorded/; with the table of kernels and evidence/,
 these -> tags and embedded references -> validation.
 """
 
@@ -58,15 +58,9 @@ class _Embedded:
 def sync(root: Path, write: bool, names: Sequence[str] = ()) -> list[tuple[Path, str]]:
     """Brings the derived data files of a checkout up to date, and then Definitions.
 
-    Args:
-        root, write, names: as `sync_definitions` takes them. The data files are brought up to date in any case.
-
     Returns:
         The files that change, each with a short description of the change. Unless they are written, outdated data files
         are all that is returned: the Definitions follow from them.
-
-    Raises:
-        SyncError: as of `sync_definitions`; or a data file cannot be derived.
     """
     derived = sync_data_files(root, write)
     return derived if derived and not write else [*derived, *sync_definitions(root, write, names)]
@@ -190,10 +184,6 @@ def _check_losses(evidence: Path, names: Sequence[str]) -> None:
 def outdated_reference(root: Path, definition: Definition) -> str | None:
     """Why the embedded reference is not what ``reference/`` renders now; None if it is (or if the source is missing).
 
-    Args:
-        root: the dataset root that the Definition was read from.
-        definition: as loaded, at its real sizes.
-
     Raises:
         NamingError: schema/naming.json of that root is missing or malformed.
     """
@@ -243,7 +233,7 @@ def _embed(root: Path, path: Path, naming: Naming, claims: ModelClaims | None) -
     if definition.reference != reference:
         data["reference"] = reference
         changes.append("reference")
-    # Tags that are not a list of strings are left as they are, so that validation reports them.
+    # Tags that are not a list of strings are left as they are, so validation reports them.
     tags = data.get("tags")
     lacks = False
     if isinstance(tags, list) and all(isinstance(tag, str) for tag in tags):
@@ -270,7 +260,7 @@ def _embed(root: Path, path: Path, naming: Naming, claims: ModelClaims | None) -
 
 
 def _difference(old: list[str], new: list[str]) -> str:
-    """What changes in tags, for a person: each once, and the first of many."""
+    """The changes of tags, for a person: each once, and the first of many."""
     signed = [f"-{tag}" for tag in dict.fromkeys(old) if tag not in new] + [f"+{tag}" for tag in new if tag not in old]
     rest = f" and {len(signed) - MOST_TAGS} more" if len(signed) > MOST_TAGS else ""
     return f"tags ({' '.join(signed[:MOST_TAGS])}{rest})"

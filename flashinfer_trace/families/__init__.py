@@ -51,7 +51,6 @@ def families_of_op_type(op_type: str) -> dict[str, Family]:
 
 
 def _own_families(op_type: str) -> dict[str, Family]:
-    """Those of this package."""
     own = f"{__name__}.{op_type}"
     try:
         module = importlib.import_module(own)

@@ -35,7 +35,6 @@ GELU_TANH_PLAN = replace(PLAN, special=[*CORNERS, {"num_tokens": 1024}])
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """Gates and ups of the planned kind; of one row in the middle a half may be zero, which makes its output zero."""
     size, tokens = definition.const_axes["intermediate_size"], plan["num_tokens"]
     kind = plan["values"]
     if kind == "saturated":

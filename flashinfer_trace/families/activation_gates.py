@@ -13,13 +13,7 @@ from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
 from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws
 from flashinfer_trace.harness.plans import Count, RowPlans
-from flashinfer_trace.verdict.compare import (
-    ErrorBound,
-    Expected,
-    rounding_error,
-    summation_error,
-    unit_roundoff,
-)
+from flashinfer_trace.verdict.compare import ErrorBound, Expected, rounding_error, summation_error, unit_roundoff
 
 U = unit_roundoff(torch.float32)
 ELEMENTWISE = "sglang.kernels.ops.elementwise.elementwise"
@@ -75,7 +69,6 @@ def add_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
 
 
 def bound(expected: Expected) -> torch.Tensor:
-    """One bf16 rounding of what float32 has."""
     return rounding_error(expected.value, torch.bfloat16) * (1 + 2**-8) + expected.parts["error"]
 
 

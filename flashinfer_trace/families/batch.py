@@ -52,7 +52,6 @@ def usual_tokens(definition: Definition, axes: Mapping[str, int]) -> int:
 
 
 def usual_lengths(definition: Definition, axes: Mapping[str, int]) -> list[int]:
-    """Different ones, for the tokens and requests that are given: half of the tokens are shared equally."""
     count = usual_requests(axes)
     total = axes.get("num_tokens", axes.get("num_kv_indices", usual_tokens(definition, axes)))
     equal = total // (2 * max(1, count))
@@ -65,7 +64,6 @@ def usual_lengths(definition: Definition, axes: Mapping[str, int]) -> list[int]:
 def corners(
     entry: str, fewest: int, counts: tuple[str, ...], others: Mapping[str, Any], request: PlanRequest
 ) -> list[Plan]:
-    """Lengths around a page, a long request between short ones, many requests, room after them; the other choices."""
     size = page_size(request.definition)
     around = [max(fewest, length) for length in (1, size - 1, size, size + 1, 0, 3 * size + 1, 2 * size)]
     plans = [around, [3, LONG, 1, 600], [fewest + index % 4 for index in range(MANY)], [1]]
@@ -78,7 +76,6 @@ def corners(
 
 
 def plan(entry: str, fewest: int, counts: tuple[str, ...], choices: Mapping[str, tuple[str, ...]]) -> RowPlans:
-    """Plans of lengths: `seq_lens` of new tokens, as in prefill, or `lengths`, as in decode."""
     drawn = Drawn(functools.partial(lengths_of, fewest), usual_lengths)
     return RowPlans(
         {name: Count(20, 100, usual=usual_tokens if name in BUFFERS else 0, corner=0) for name in counts},
@@ -144,7 +141,6 @@ class Batch:
         return self.slots(max(sum(self.new), self.plan[axis]), dtype=dtype)
 
     def pages(self) -> torch.Tensor:
-        """Entries of a table of pages before it is written."""
         longest = -(-max([*self.all, 0]) // self.page_size)
         return self.slots(len(self.new), max(longest, self.plan["max_pages"]), dtype=torch.int32)
 

@@ -59,7 +59,7 @@ def called(
                 value = copy.copy(value_of(literal))
             except (ValueError, SyntaxError):
                 known_names = sorted(known)
-                raise NameError(f"{text!r} of {function}: {literal} is no literal; known are {known_names}") from None
+                raise NameError(f"{text!r} of {function}: {literal} is not a literal; known: {known_names}") from None
         if keyword:
             by_name[keyword] = value
         else:

@@ -53,7 +53,7 @@ def oracle(output: str, definition: Definition, inputs: Inputs) -> dict[str, Exp
 
 #: The modules that have these functions.
 SGL_KERNEL, FLASHINFER, SGLANG_JIT = "sgl_kernel", "flashinfer.concat_ops", "sglang.kernels.ops.attention.concat_mla"
-#: What SGLang calls for other numbers of heads.
+#: SGLang's kernel for other numbers of heads.
 SGLANG_TRITON = "sglang.kernels.ops.attention.mla_qk_prep.concat_and_cast_mha_k_triton"
 KEYS = (*(f"{module}.concat_mla_k" for module in (SGL_KERNEL, FLASHINFER, SGLANG_JIT)), SGLANG_TRITON)
 QUERIES = tuple(f"{module}.concat_mla_absorb_q" for module in (SGL_KERNEL, SGLANG_JIT))

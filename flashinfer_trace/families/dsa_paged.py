@@ -44,7 +44,7 @@ BLOCK_HEADS = 64
 
 @dataclass(frozen=True)
 class SparseOptions:
-    """What plans may draw for a kernel: tokens that choose nothing, and other negative numbers than -1."""
+    """Choices that plans can draw for a kernel: tokens that choose nothing, and other negative numbers than -1."""
 
     keyless: bool = True
     any_negative: bool = True
@@ -63,11 +63,9 @@ def no_slots(request: PlanRequest) -> tuple[int, ...]:
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """A slot in any place, and keys beyond float16's range, at unusual scales.
-
-    On a CPU also tokens that choose nothing, logits beyond float32's range, for which it is not known what kernels
-    round, and more tokens than a block of a reference at the twin's sizes.
-    """
+    """A slot in any place, and keys beyond float16's range, at unusual scales. On a CPU also tokens that choose
+    nothing, logits beyond float32's range, for which it is not known what kernels round, and more tokens than a block
+    of a reference at the twin's sizes."""
     few = {"choice": "any", "nothing": no_slots(request)[-1]}
     one = {**few, "num_tokens": 8, "choice": "one", "scale": SCALES[2]}
     beyond = {**few, "logits": "beyond_float16", "scale": SCALES[1]}
@@ -80,17 +78,8 @@ def corners(request: PlanRequest) -> list[Plan]:
 
 
 PLAN = RowPlans(
-    {
-        "num_tokens": Count(12, 100, corner=5),
-        "num_pages": Count(12, 200, least=1, usual=usual_pages, corner=9),
-    },
-    {
-        "choice": choices_of,
-        "logits": LOGIT_KINDS,
-        "unused": UNUSED_KINDS,
-        "nothing": no_slots,
-        "scale": SCALES,
-    },
+    {"num_tokens": Count(12, 100, corner=5), "num_pages": Count(12, 200, least=1, usual=usual_pages, corner=9)},
+    {"choice": choices_of, "logits": LOGIT_KINDS, "unused": UNUSED_KINDS, "nothing": no_slots, "scale": SCALES},
     special=corners,
     many_rows=0,  # a corner has as many tokens as take less than a second
 )
@@ -155,7 +144,6 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 
 
 def keys_of(inputs: Inputs) -> torch.Tensor:
-    """The concatenated keys of all slots [slots, 1, 576]."""
     return torch.cat((inputs["ckv_cache"], inputs["kpe_cache"]), dim=-1).flatten(0, 1).unsqueeze(1)
 
 
@@ -166,7 +154,6 @@ def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
 
 
 def chosen_memory(sparse_indices: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> Memory:
-    """Every token is a request with one query, whose keys are the slots that it chose."""
     indices = sparse_indices.long()
     front = indices.gather(1, (indices < 0).int().argsort(dim=1, stable=True))
     counts = (indices >= 0).sum(dim=1).tolist()

@@ -50,13 +50,13 @@ BLOCK = 16
 
 @dataclass(frozen=True)
 class RowOptions(dsa_paged.SparseOptions):
-    """What plans may draw for a kernel, besides: NaN in slot 0, which it may read where a token chooses nothing."""
+    """Further choices that plans can draw for a kernel: NaN in slot 0, which it may read where a token chooses
+    nothing."""
 
     first_slot: bool = True
 
 
 def unused_kinds(request: PlanRequest) -> tuple[str, ...]:
-    """No NaN in slot 0 where the kernel may read it."""
     return UNUSED_KINDS if request.options_of(RowOptions).first_slot else ("nan_but_first", *UNUSED_KINDS[1:])
 
 
@@ -116,10 +116,8 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 
 
 def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """Every token is a request with one query, whose keys are the slots that it chose.
-
-    The parts also have ``dequantized``: bounds on the effect of rounding the scales and the products.
-    """
+    """Every token is a request with one query, whose keys are the slots that it chose. The parts also have
+    ``dequantized``: bounds on the effect of rounding the scales and the products."""
     axes, indices = definition.const_axes, inputs["sparse_indices"].long()
     front = indices.gather(1, (indices < 0).int().argsort(dim=1, stable=True))
     keys = keys_of(definition, inputs["kv_cache"].flatten(0, 1).view(torch.uint8))
@@ -215,7 +213,6 @@ def with_dequantization(policy: Policy) -> ErrorBound:
 
 
 def run_flash_mla(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    """As SGLang calls it: a token is a request with one query, and heads are padded by zeros to a whole block."""
     from flash_mla import flash_mla_with_kvcache, get_mla_metadata
 
     axes = definition.const_axes

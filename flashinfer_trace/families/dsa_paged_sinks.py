@@ -67,7 +67,6 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 
 
 def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """Every token is a request with one query, whose keys are the slots that it chose, and a sink."""
     kv, indices = inputs["kv"].unsqueeze(1), inputs["sparse_indices"]
     place = torch.arange(indices.shape[1], device=indices.device)
     chosen = indices.masked_fill(place >= inputs["topk_length"][:, None], -1)
@@ -79,7 +78,6 @@ def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
 
 
 def run_flash_mla(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    """As SGLang calls it: heads, and their sinks, are padded by zeros to a whole block."""
     from flash_mla import flash_mla_sparse_fwd
 
     heads, scale = definition.const_axes["num_qo_heads"], float(inputs["sm_scale"])

@@ -58,7 +58,7 @@ SCALES_OF_A_CPU = ({"scale": 0.0}, {"scale": -0.5})
 
 @dataclass(frozen=True)
 class PoolOptions:
-    """What plans may draw for a kernel: sequences whose slot is -1."""
+    """Choices that plans can draw for a kernel: sequences whose slot is -1."""
 
     padding: bool = True
 
@@ -174,7 +174,6 @@ def step(
 
 
 def per_value_head(x: torch.Tensor, heads: int) -> torch.Tensor:
-    """[rows, key heads, d] -> float64 [rows, heads, d]."""
     return x.double()[:, torch.arange(heads, device=x.device) // (heads // x.shape[1])]
 
 
@@ -201,7 +200,6 @@ def decode_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 
 
 def scale_of(definition: Definition, plan: Plan) -> float:
-    """That of the plan, or 1 / sqrt(head_size) where it has none."""
     scale: float | None = plan["scale"]
     return 1.0 / math.sqrt(definition.const_axes["head_size"]) if scale is None else scale
 
@@ -425,7 +423,6 @@ def padding_choices(request: PlanRequest) -> tuple[bool, ...]:
 
 
 def most_rows(definition: Definition) -> int:
-    """Sequences on a GPU: as many as have a GiB of state."""
     sizes = definition.const_axes
     return max(8, 2**28 // (sizes["num_v_heads"] * sizes["head_size"] ** 2 * 4))
 
@@ -435,7 +432,6 @@ def usual_slots(definition: Definition, axes: Mapping[str, int]) -> int:
 
 
 def swapped_heads(inputs: dict[str, Any], trial: Any) -> dict[str, Any] | None:
-    """The first two value heads exchange their decays."""
     inputs["A_log"] = torch.cat((inputs["A_log"][:2].flip(0), inputs["A_log"][2:]))
     return inputs
 
@@ -493,11 +489,7 @@ FAMILIES = (
         op_type="gdn",
         twin={"num_q_heads": 2, "num_k_heads": 2, "num_v_heads": 4, "head_size": 16},
         plan=RowPlans(
-            {"batch_size": ROWS},
-            {**CHOICES, "scale": SCALES},
-            special=CORNERS,
-            on_cpu=SCALES_OF_A_CPU,
-            many_rows=300,
+            {"batch_size": ROWS}, {**CHOICES, "scale": SCALES}, special=CORNERS, on_cpu=SCALES_OF_A_CPU, many_rows=300
         ),
         make_inputs=decode_inputs,
         oracle=decode_oracle,

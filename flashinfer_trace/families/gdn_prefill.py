@@ -11,7 +11,10 @@ with cumulative logarithms c of the decays, and D_ts = exp(c_t - c_s),
 Both kernels round every operand of a product to bf16: T, A, beta V, beta exp(c) K, their products with A, S, u, the
 scores, and decayed keys or queries (SGLang 0.5.23: fla/chunk*.py and wy_fast.py). FlashInfer 0.7.2 (delta_rule_sm90.py)
 adds 1e-10 to each decay before it takes the logarithm, and keeps T and A in fp16, which has absolute errors of 2^-25
-below 2^-14.
+below 2^-14. It takes decays, not their logarithms, and computes these by lg2.approx (alpha.py): PTX allows an absolute
+error of 2^-22 between 1/2 and 2, and a relative one of 2^-22 elsewhere. This error is a function of the decay, so
+those of all tokens can have one sign, and a state that decays for n tokens is up to n 2^-22 ln 2 off, as a whole. Six
+more roundings sum the 64 logarithms of a chunk. With a beta of 0, 127 tokens were 5e-6 off on an H200; 2e-5 is allowed.
 
 Neither takes a sequence without tokens (findings/kernels.json): SGLang's takes the tokens after it for those of another
 one, and FlashInfer's leaves its state unwritten.
@@ -19,6 +22,7 @@ one, and FlashInfer's leaves its state unwritten.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +35,7 @@ from flashinfer_trace.families.gdn import (
     DECAYS,
     SCALES,
     SCALES_OF_A_CPU,
+    SMALLEST,
     STEP,
     SWAPPED,
     Gates,
@@ -52,15 +57,18 @@ U, BF16 = unit_roundoff(torch.float32), unit_roundoff(torch.bfloat16)
 CHUNK = 64
 #: ``equal``: all keys of a head are nearly the same, so each token corrects what the one before wrote.
 KEYS = ("apart", "equal")
-#: What FlashInfer adds to a decay, and the absolute error of small numbers in fp16.
+#: FlashInfer's addition to a decay, and the absolute error of small numbers in fp16.
 ADDED, HALF = 1e-10, 2.0**-25
-#: Of queries and keys: their squares add up to less than 2, so no factor 1 - beta k k^T makes errors larger.
+#: Error of lg2.approx: absolute within [1/2, 2], relative elsewhere. Then the roundings of the sum of a chunk.
+LG2, ADDITIONS = 2.0**-22, 6
+#: Of queries and keys: their squares add up to less than 2, so no factor `1 - beta k k^T` makes errors larger.
 NORM = 0.8
 
 
 @dataclass(frozen=True)
 class PrefillOptions:
-    """What plans may draw for a kernel: sequences without tokens, decays of any speed, and states that are not 0."""
+    """Choices that plans can draw for a kernel: sequences without tokens, decays of any speed, and states that are not
+    0."""
 
     empty: bool = True
     fast: bool = True
@@ -74,7 +82,6 @@ SOME_TOKENS = PrefillOptions(empty=False)
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """Queries and keys with a norm below 1.4, states of the values' size, and lengths that add up."""
     const, tokens, sequences = definition.const_axes, sum(plan["seq_lens"]), len(plan["seq_lens"])
     size, heads = const["head_size"], const["num_v_heads"]
     scale = NORM * size**-0.5
@@ -95,14 +102,12 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 
 
 def lengths(request: PlanRequest) -> st.SearchStrategy[list[int]]:
-    """Lengths of sequences, also of none, and none at all where a kernel takes that."""
     least, most = request.limits.get("num_seqs", (0, 8))
     length = sizes(int(not request.options_of(PrefillOptions).empty), 600 if request.large else 80)
     return st.lists(length, min_size=least, max_size=min(most, 5)).filter(lambda found: sum(found) >= least)
 
 
 def usual_lengths(definition: Definition, axes: Mapping[str, int]) -> list[int]:
-    """So many tokens in so many sequences."""
     count = axes.get("num_seqs", axes.get("len_cu_seqlens", 3) - 1)
     tokens = axes.get("total_seq_len", 35 * count)
     return [tokens // count + (index < tokens % count) for index in range(count)]
@@ -111,16 +116,18 @@ def usual_lengths(definition: Definition, axes: Mapping[str, int]) -> list[int]:
 @dataclass(frozen=True)
 class Sequence:
     """One sequence in float64, with errors: of a recurrence in float32, variances of chunks, in units of bf16 and of
-    `HALF` [2, ...], and what `ADDED` to each decay moves."""
+    `HALF` [2, ...], what `ADDED` to each decay moves, and what errors of all logarithms in one direction do."""
 
     outputs: list[torch.Tensor]
     output_errors: list[torch.Tensor]
     output_variances: list[torch.Tensor]
     outputs_added: list[torch.Tensor]
+    outputs_of_logs: list[torch.Tensor]
     state: torch.Tensor
     state_error: torch.Tensor
     state_variance: torch.Tensor
     state_added: torch.Tensor
+    state_of_logs: torch.Tensor
 
 
 def one(x: Gates, token: int) -> Gates:
@@ -141,17 +148,21 @@ def sequence(
     errors: list[torch.Tensor] = []
     variances: list[torch.Tensor] = []
     of_added: list[torch.Tensor] = []
+    of_logs: list[torch.Tensor] = []
     state_error = torch.zeros_like(state)
-    carried = added_to = torch.zeros_like(state[..., 0])
+    carried = added_to = off = torch.zeros_like(state[..., 0])
     variance, spread = state.new_zeros(2, *state.shape), state.new_zeros(2, *state.shape[:-1])
     for first in range(0, len(q), CHUNK):
         begin, changes = state, []
         for token in range(first, min(first + CHUNK, len(q))):
             logs = gates.log_decay[token]
-            decay = (logs if logs.ndim == 1 else logs.amax(-1)).exp().unsqueeze(-1)
+            slowest = (logs if logs.ndim == 1 else logs.amax(-1)).unsqueeze(-1)
+            decay, of_log = slowest.exp(), LG2 * slowest.abs().clamp_min(math.log(2)) + ADDITIONS * U * slowest.abs()
             row = slice(token, token + 1)
             done = step(state.unsqueeze(0), q[row], k[row], v[row], one(gates, token), scale, 0.0)
-            added_to = (decay + ADDED) * added_to + ADDED * state.norm(dim=-1)
+            length = state.norm(dim=-1)
+            added_to = (decay + ADDED) * added_to + ADDED * length
+            off = decay * (off + of_log * length)
             state, before = done.state[0], decay * carried
             state_error = before.unsqueeze(-1) + done.state_error[0]
             carried = before + done.state_error[0].norm(dim=-1)
@@ -160,6 +171,7 @@ def sequence(
             reads = abs(scale) * q[token].norm(dim=-1, keepdim=True)
             errors.append(done.output_error[0] + reads * before)
             of_added.append(reads * added_to)
+            of_logs.append(reads * off)
         here = slice(first, first + len(changes))
         found, added, remains = of_chunk(
             begin, spread, q[here], k[here], v[here], torch.stack(changes), gates, here, scale
@@ -167,7 +179,9 @@ def sequence(
         variances.extend(found)
         variance, spread = added + remains.unsqueeze(-1), added.sum(-1) + remains
     moved = added_to.unsqueeze(-1).expand_as(state)
-    return Sequence(outputs, errors, variances, of_added, state, state_error, variance, moved)
+    # The error of a row lies along it at worst: times the row it adds up to the product of both norms.
+    along = state.abs() * (off / state.norm(dim=-1).clamp_min(SMALLEST)).unsqueeze(-1)
+    return Sequence(outputs, errors, variances, of_added, of_logs, state, state_error, variance, moved, along)
 
 
 def of_chunk(
@@ -226,7 +240,6 @@ def weighted(
 
 
 def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """Each sequence by itself: see `sequence`."""
     heads, size = (definition.const_axes[axis] for axis in ("num_v_heads", "head_size"))
     q, k = (per_value_head(inputs[name], heads) for name in "qk")
     v, gates, offsets = inputs["v"].double(), gates_of(inputs), inputs["cu_seqlens"].tolist()
@@ -242,13 +255,16 @@ def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     def last(of: str) -> torch.Tensor:
         return torch.stack([getattr(each, of) for each in found]) if found else states
 
-    def parts(error: torch.Tensor, variance: torch.Tensor, added: torch.Tensor) -> dict[str, torch.Tensor]:
+    def parts(
+        error: torch.Tensor, variance: torch.Tensor, added: torch.Tensor, logs: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
         relative, absolute = variance.unbind(1) if variance.ndim > error.ndim else (error, error)
         # Twice the added number: chunks also round it.
-        return {"error": error, "variance": relative, "floor": CONFIDENCE * HALF * absolute.sqrt() + 2 * added}
+        floor = CONFIDENCE * HALF * absolute.sqrt() + 2 * added
+        return {"error": error, "variance": relative, "floor": floor, "logs": logs}
 
-    output = parts(tokens("output_errors"), tokens("output_variances"), tokens("outputs_added"))
-    state_parts = parts(last("state_error"), last("state_variance"), last("state_added"))
+    output = parts(*map(tokens, ("output_errors", "output_variances", "outputs_added", "outputs_of_logs")))
+    state_parts = parts(*map(last, ("state_error", "state_variance", "state_added", "state_of_logs")))
     return {"output": Expected(tokens("outputs"), output), "new_state": Expected(last("state"), state_parts)}
 
 
@@ -257,7 +273,6 @@ def rounded(expected: Expected) -> torch.Tensor:
 
 
 def of_chunks(expected: Expected) -> torch.Tensor:
-    """The sum of independent roundings of the operands of products, and the error of the float32 recurrence."""
     return CONFIDENCE * BF16 * expected.parts["variance"].sqrt() + 8 * expected.parts["error"]
 
 
@@ -277,8 +292,9 @@ def gain(expected: Expected) -> float:
 
 
 def gain_with_floor(expected: Expected) -> float:
-    size = float(expected.value.square().sum())
-    return gain(expected) + float((expected.parts["floor"] * expected.value.abs()).sum()) / size if size else 0.0
+    """The same, and errors of the logarithms of decays, which move a whole state."""
+    size, moved = float(expected.value.square().sum()), expected.parts["floor"] + expected.parts["logs"]
+    return gain(expected) + float((moved * expected.value.abs()).sum()) / size if size else 0.0
 
 
 RECURRENCE = f"each step in {STEP}; errors of states pass on by no more than the decay"
@@ -310,7 +326,7 @@ def run_sglang(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outp
 
 
 def gates_for(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """What callers compute: the logarithm of the decay, and beta, in float32."""
+    """Values that callers compute: the logarithm of the decay, and beta, in float32."""
     x = inputs["a"].float() + inputs["dt_bias"]
     return -inputs["A_log"].exp() * torch.nn.functional.softplus(x), torch.sigmoid(inputs["b"].float())
 
@@ -335,7 +351,6 @@ def run_flashinfer(definition: Definition, inputs: Inputs, outputs: Outputs) -> 
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """Chunks of one token and of 65, sequences without tokens, decays and betas at either end, and equal keys."""
     options = request.options_of(PrefillOptions)
     empty, fast = [0] * options.empty, {"decay": "forget"} if options.fast else {}
     return [
@@ -365,7 +380,7 @@ BY_CHUNKS = {
 }
 IN_HALF = (
     f"{CHUNKS}; 1e-10 is added to each decay, which moves a state by 1e-10 of the one before; elements of T and of its "
-    "inverse are 2^-25 off in fp16, in quadrature"
+    "inverse are 2^-25 off in fp16, in quadrature; lg2.approx of each decay moves the gain by up to 2^-22 ln 2 a token"
 )
 WITH_FLOOR = {
     "output": ErrorBound(

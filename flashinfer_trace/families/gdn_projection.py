@@ -29,7 +29,6 @@ def indexed(source: torch.Tensor, columns: list[int], *shape: int) -> Expected:
 
 
 def split_qkvzba(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """Feature by feature: where each comes from."""
     axes = definition.const_axes
     heads, all_values, size = axes["num_k_heads"], axes["num_v_heads"], axes["head_size"]
     each = all_values // heads
@@ -52,7 +51,6 @@ def split_qkvzba(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
 
 
 def split_qkv(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """Feature by feature."""
     axes, found, start = definition.const_axes, {}, 0
     for name, axis in (("q", "num_k_heads"), ("k", "num_k_heads"), ("v", "num_v_heads")):
         count = axes[axis] * axes["head_size"]

@@ -47,7 +47,7 @@ CORNERS = (
 
 @dataclass(frozen=True)
 class ScaleOptions:
-    """What plans may draw for a kernel: another scale than the usual one."""
+    """Choices that plans can draw for a kernel: another scale than the usual one."""
 
     scales: tuple[float | None, ...] = SCALES
 
@@ -73,7 +73,6 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 
 
 def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """Token by token; an error of a state passes on as in `gdn_prefill.sequence`."""
     heads, size = (definition.const_axes[axis] for axis in ("num_v_heads", "head_size"))
     gates, scale = gates_of(inputs), inputs["scale"] or size**-0.5
     state = inputs["initial_state"].double()[inputs["initial_state_indices"].long()]

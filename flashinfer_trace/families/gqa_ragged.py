@@ -13,7 +13,6 @@ from flashinfer_trace.verdict.compare import Expected
 
 
 def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """Expected output and lse."""
     return expected_of_variant(definition, inputs, memory(inputs), True)
 
 

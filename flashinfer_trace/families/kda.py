@@ -63,13 +63,7 @@ FAMILIES = (
         compare={"output": OUTPUT, "state_out": STATE},
         kernels=(
             Kernel(PACKED, run_packed, limits=LAUNCHABLE, in_place=("state",)),
-            Kernel(
-                UPDATE,
-                run_update,
-                limits=LAUNCHABLE,
-                plan_options=PoolOptions(padding=False),
-                in_place=("state",),
-            ),
+            Kernel(UPDATE, run_update, limits=LAUNCHABLE, plan_options=PoolOptions(padding=False), in_place=("state",)),
         ),
         strided=PACKED_ROWS,
         faults=(SWAPPED,),

@@ -46,7 +46,6 @@ PLAN = RowPlans(
 
 
 def slots_of(plan: Plan, draws: Draws) -> torch.Tensor:
-    """int64 [num_tokens], distinct."""
     count, spare = plan["num_tokens"], 0 if plan["slots"] == "all" else plan["spare"]
     if plan["slots"] == "consecutive":
         first = draws.host_integers(1, 0, spare)[0]
@@ -155,7 +154,6 @@ CHOSEN_SLOTS = ("random", "consecutive", "one")
 
 
 def any_size(draws: Draws, shape: list[int]) -> torch.Tensor:
-    """float32 numbers from 2^-60 to 2^60, log-uniform."""
     return torch.exp2(draws.uniform(shape, -60, 60))
 
 
@@ -223,7 +221,6 @@ def run_separate(definition: Definition, inputs: Inputs, outputs: Outputs) -> Ou
 
 
 def run_rows(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    """Whole rows, of keys in pages of one token."""
     from sglang.kernels.ops.quantization.dsa_quant_k_cache import quantize_k_cache
 
     keys = torch.cat((inputs["k_nope"], inputs["k_rope"]), dim=1)
@@ -271,7 +268,6 @@ def finite_codes(draws: Draws, shape: list[int]) -> torch.Tensor:
 
 
 def scales_of(kind: str, draws: Draws, shape: list[int]) -> torch.Tensor:
-    """float32 scales."""
     if kind == "quantized":
         return varied_scales(draws, shape, 1 / CODE_SIGMA)
     if kind in ("powers", "least"):
@@ -298,7 +294,6 @@ def dequantize_inputs(definition: Definition, plan: Plan, draws: Draws) -> Input
 
 
 def chosen(plan: Plan, draws: Draws) -> torch.Tensor:
-    """int64 [num_tokens]."""
     tokens, last = plan["num_tokens"], plan["num_slots"] - 1
     if plan["slots"] == "random":
         return draws.integers([tokens], 0, last)

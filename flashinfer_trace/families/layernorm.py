@@ -38,10 +38,7 @@ PLAN = RowPlans(
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     """Activations of the planned kind with an offset for each row; weights around 1, biases around 0, larger in
-    corners.
-
-    With `minute` activations, every other row is 1000 times smaller, so its variance is about EPS.
-    """
+    corners. With `minute` activations, every other row is 1000 times smaller, so its variance is about EPS."""
     hidden_size, kind = definition.const_axes["hidden_size"], plan["values"]
     drawn = "normal" if kind in ("minute", "raised") else kind
     x = draws.values((plan["batch_size"], hidden_size), torch.bfloat16, drawn)
@@ -84,8 +81,6 @@ def summed_exactly(x: torch.Tensor) -> torch.Tensor:
 
 
 def normalized_bound(expected: Expected) -> torch.Tensor:
-    """One bf16 rounding of a float32 value. An error d of the mean moves the variance by d^2: deviations add up to
-    0."""
     parts = expected.parts
     moved = summation_error(parts["sum"], parts["length"]) + parts["mean"] * 2 * U  # the division by n may be a product
     relative = (summation_error(torch.ones_like(moved), parts["length"]) + moved.square()) / 2 + ROUNDINGS * U

@@ -37,19 +37,17 @@ STEPS = ("usual", "short", "long")
 
 @dataclass(frozen=True)
 class StateOptions:
-    """What plans may draw for a kernel: padding, and rates, steps and skips that differ within a head."""
+    """Choices that plans can draw for a kernel: padding, and rates, steps and skips that differ within a head."""
 
     padding: bool = True
     features: bool = True
 
 
 def far_steps(plan: Plan) -> float:
-    """The number that is added to steps before softplus."""
     return {"usual": 0.0, "short": -8.0, "long": 10.0}[plan["steps"]]
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """Rates between 1/50 and 16, distinct slots in any order; every third may be padding."""
     sizes, rows = definition.const_axes, plan["batch_size"]
     heads, dim, states, groups = (sizes[axis] for axis in ("nheads", "head_dim", "dstate", "ngroups"))
     slots = max(rows, plan["state_cache_size"])
@@ -142,7 +140,6 @@ def run_sglang(of_heads: bool, definition: Definition, inputs: Inputs, outputs: 
 
 
 def most_rows(definition: Definition) -> int:
-    """Sequences on a GPU: as many as have 256 MiB of state."""
     sizes = definition.const_axes
     return max(8, 2**28 // (sizes["nheads"] * sizes["head_dim"] * sizes["dstate"] * 2))
 
@@ -166,7 +163,6 @@ OF_HEADS = StateOptions(padding=False, features=False)
 
 
 def family(name: str, state: ErrorBound) -> Family:
-    """One of a dtype of states: `state` compares them."""
     launched = functools.partial(Kernel, limits=LAUNCHABLE, in_place=("state",))
     return Family(
         name=name,

@@ -48,7 +48,6 @@ DEPTH = 16
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """Rates between 1/50 and 16, and states of the features' size."""
     sizes, tokens = definition.const_axes, sum(plan["seq_lens"])
     heads, dim, states, groups = (sizes[axis] for axis in ("nheads", "head_dim", "dstate", "ngroups"))
     shape, bf16 = [len(plan["seq_lens"]), heads, dim, states], torch.bfloat16
@@ -135,7 +134,6 @@ def scanned(before: State, tokens: Tokens) -> tuple[dict[str, torch.Tensor], Sta
 
 
 def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """Chunk by chunk of each sequence: see `scanned`."""
     x, heads = inputs["x"].double(), definition.const_axes["nheads"]
     group = torch.arange(heads, device=x.device) // (heads // definition.const_axes["ngroups"])
     step, step_error = softplus_of(inputs["dt"].double() + inputs["dt_bias"].double())
@@ -239,7 +237,6 @@ def run_sglang(initial: bool, definition: Definition, inputs: Inputs, outputs: O
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """One token; sequences that begin within a chunk and end with one; steps and magnitudes at either end."""
     empty = [0] * request.options_of(PrefillOptions).empty
     return [
         {"seq_lens": [1]},
@@ -284,8 +281,7 @@ FAMILIES = (
         oracle=oracle,
         compare={
             "output": ErrorBound(
-                lambda expected: rounded(expected) + expected.parts["error"],
-                f"one bf16 rounding, u = 2^-8, of {STEP}",
+                lambda expected: rounded(expected) + expected.parts["error"], f"one bf16 rounding, u = 2^-8, of {STEP}"
             ),
             "final_states": ErrorBound(lambda expected: expected.parts["error"], STEP),
         },

@@ -31,6 +31,8 @@ from flashinfer_trace.verdict.compare import ErrorBound, Expected, rounding_erro
 FLOAT32 = unit_roundoff(torch.float32)
 #: Float32 results below this may be flushed to zero.
 SMALLEST = torch.finfo(torch.float32).smallest_normal
+#: The rounding of a float32 result below that, where it is not flushed.
+SUBNORMAL = 2.0**-150
 #: How the two lses of a case differ. ``near``: both weights matter; ``equal``: both weights are one half; ``apart``: by
 #: hundreds, so one weight vanishes; ``large``: both are in the thousands and close to each other; ``nothing``: one
 #: or both are -5e4, which flashinfer's kernels wrote for -inf until 0.6.12 at least; ``mixed``: all of these.
@@ -52,13 +54,12 @@ FLASHINFER_INFINITY = 5e4
 
 @dataclass(frozen=True)
 class MergeOptions:
-    """What plans may draw for a kernel: rows without keys in both states."""
+    """Choices that plans can draw for a kernel: rows without keys in both states."""
 
     both_empty: bool = True
 
 
 def sides(request: PlanRequest) -> list[str]:
-    """The rows without keys that a kernel takes."""
     both = request.options_of(MergeOptions).both_empty
     return [side for side in EMPTY if both or side != "both"]
 
@@ -116,8 +117,6 @@ def draw_lses(spread: str, shape: tuple[int, int], draws: Draws) -> tuple[torch.
 
 
 def make_inputs(no_keys: tuple[float, ...], definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """Values of the planned magnitude; those of a state without keys must have no effect. The lses of such states take
-    turns among `no_keys`, and differ where both are empty."""
     count = plan["seq_len"]
     heads, dim = (definition.const_axes[axis] for axis in ("num_heads", "head_dim"))
     scale = {**VALUES, **CORNER_VALUES}[plan["values"]]
@@ -143,12 +142,10 @@ def make_inputs(no_keys: tuple[float, ...], definition: Definition, plan: Plan, 
 
 
 def oracle(log_of_base: float, definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """The shares as sigmoids of the difference of the lses, and the merged lse by logaddexp.
-
-    Parts: ``magnitude``, w_a |v_a| + w_b |v_b| for shares w; ``apart``, w_a w_b |v_a - v_b|, the effect on v of a
-    relative error of one exponential; ``smaller``, the smaller share; ``distance`` of the lses in nats (0 where one is
-    infinite, whose exponential is exact); ``values``, |v_a| + |v_b|.
-    """
+    """The shares as sigmoids of the difference of the lses, and the merged lse by logaddexp. Parts: ``magnitude``, w_a
+    |v_a| + w_b |v_b| for shares w; ``apart``, w_a w_b |v_a - v_b|, the effect on v of a relative error of one
+    exponential; ``smaller``, the smaller share; ``distance`` of the lses in nats (0 where one is infinite, whose
+    exponential is exact); ``values``, |v_a| + |v_b|."""
     s_a, s_b = (s.masked_fill(s == math.inf, -math.inf).double() * log_of_base for s in (inputs["s_a"], inputs["s_b"]))
     v_a, v_b = (inputs[name].double() for name in ("v_a", "v_b"))
     empty = (s_a == -math.inf) & (s_b == -math.inf)
@@ -189,12 +186,18 @@ def kernel_lse_bound(log_of_base: float, expected: Expected) -> torch.Tensor:
     return FLOAT32 * 2 * size + inside / log_of_base
 
 
+def output_bound(expected: Expected) -> torch.Tensor:
+    """One bf16 rounding of the sum of two float32 products. A share below 2^-126 is rounded to a multiple of 2^-149,
+    which its value multiplies: on an H200, a share of 2^-139 of 4,992 next to a value of 0."""
+    subnormal = torch.where(expected.parts["distance"] > -math.log(SMALLEST), SUBNORMAL * expected.parts["values"], 0.0)
+    rounded = rounding_error(expected.value, torch.bfloat16) * (1 + 2**-8)
+    return rounded + 4 * FLOAT32 * expected.parts["magnitude"] + subnormal
+
+
 OUTPUT = ErrorBound(
-    lambda expected: (
-        rounding_error(expected.value, torch.bfloat16) * (1 + 2**-8) + 4 * FLOAT32 * expected.parts["magnitude"]
-    ),
+    output_bound,
     "one bf16 rounding, u = 2^-8, of the sum of two float32 products with rounded shares: "
-    "4 * 2^-24 (w_a |v_a| + w_b |v_b|)",
+    "4 * 2^-24 (w_a |v_a| + w_b |v_b|); a share below 2^-126 is 2^-150 off: 2^-150 (|v_a| + |v_b|)",
 )
 LSE = ErrorBound(
     lambda expected: rounding_error(expected.value.nan_to_num(neginf=0.0), torch.float32) * (1 + 2**-20) + 2.0**-51,
@@ -226,11 +229,7 @@ def family(name: str, log_of_base: float, no_keys: tuple[float, ...], kernel: Ke
         oracle=functools.partial(oracle, log_of_base),
         compare={"v_merged": OUTPUT, "s_merged": LSE},
         kernels=(
-            replace(
-                kernel,
-                limits={"seq_len": (1, 1 << 20)},
-                compare={"v_merged": KERNEL_OUTPUT, "s_merged": lse},
-            ),
+            replace(kernel, limits={"seq_len": (1, 1 << 20)}, compare={"v_merged": KERNEL_OUTPUT, "s_merged": lse}),
         ),
     )
 

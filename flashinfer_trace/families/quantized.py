@@ -35,10 +35,8 @@ def blocks_of(values: torch.Tensor) -> torch.Tensor:
 
 def normal_codes(draws: Draws, shape: Sequence[int]) -> torch.Tensor:
     """float8_e4m3fn codes that look like trained weights: close to normal, standard deviation CODE_SIGMA, no NaN.
-
     Random bytes index the 256 quantiles of the normal distribution, two at a time, so a gigabyte takes seconds on a
-    CPU. The number of elements must be a multiple of 8.
-    """
+    CPU. The number of elements must be a multiple of 8."""
     pairs = _pairs_of_quantiles().to(draws.device)
     codes = torch.empty(tuple(shape), dtype=torch.uint8, device=draws.device)
     for part in torch.split(codes.view(-1).view(torch.int16), _CHUNK):
@@ -55,10 +53,8 @@ def _pairs_of_quantiles() -> torch.Tensor:
 
 
 def varied_scales(draws: Draws, shape: Sequence[int], typical: float, spread: tuple[int, int] = (0, 0)) -> torch.Tensor:
-    """float32 scales, log-uniform within a factor of sqrt(2) of `typical`: varied, to make a transposition show.
-
-    In addition, rows of [..., rows, columns] differ by powers of two, with exponents between the two of `spread`.
-    """
+    """float32 scales, log-uniform within a factor of sqrt(2) of `typical`: varied, to make a transposition show. In
+    addition, rows of [..., rows, columns] differ by powers of two, with exponents between the two of `spread`."""
     found = torch.exp2(draws.uniform(shape, -0.5, 0.5)).mul_(typical)
     if spread != (0, 0):
         found *= draws.powers(math.prod(shape[:-1]), *spread).view(*shape[:-1], 1)
@@ -81,7 +77,6 @@ def quantize_groups(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def nibbles(packed: torch.Tensor) -> torch.Tensor:
-    """The halves of bytes [..., n] as float64 0..15 [..., 2n]: the remainder by 16 first, then the quotient."""
     byte = packed.double() % 256
     return torch.stack([byte % 16, (byte / 16).floor()], dim=-1).flatten(-2)
 
@@ -135,11 +130,9 @@ def float_variance(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def e4m3_variance(values: torch.Tensor) -> torch.Tensor:
-    """Variance of rounding `values` [..., n] (float64) to e4m3 in groups of BLOCK along a row.
-
-    e4m3 has three mantissa bits; below 2^-6, in units of the group's scale, the spacing stays 2^-9. Values are taken
-    1/64 larger, for kernels that quantize values that were already rounded.
-    """
+    """Variance of rounding `values` [..., n] (float64) to e4m3 in groups of BLOCK along a row. e4m3 has three mantissa
+    bits; below 2^-6, in units of the group's scale, the spacing stays 2^-9. Values are taken 1/64 larger, for kernels
+    that quantize values that were already rounded."""
     scale = group_scales(values).repeat_interleave(BLOCK, dim=-1)
     spacing = torch.exp2(_exponent((values.abs() / scale * (1 + 2**-6)).clamp_min(2.0**-6)) - 3)
     return (spacing * scale).square() / 12

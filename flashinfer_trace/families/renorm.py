@@ -53,7 +53,6 @@ class Kept(NamedTuple):
 
 
 def scaled(expected: Expected, keep: torch.Tensor) -> torch.Tensor:
-    """The row over the sum of what is kept."""
     parts = expected.parts
     weight = parts["probs"] * keep
     mass = weight.sum(dim=-1, keepdim=True)
@@ -83,7 +82,6 @@ class Renormalized(Elementwise):
     window: float = 0.0
 
     def compare(self, actual: torch.Tensor, expected: Expected) -> Comparison:
-        """See `Policy.compare`. The worst element is named only where the comparison fails."""
         value = expected.value
         if actual.shape != value.shape:
             return wrong_shape(actual, value)
@@ -161,7 +159,7 @@ WITH_TOKENS = dataclasses.replace(SUMS_TO_ONE, lowest_k=1)
 
 # A defect of flashinfer 0.6.12; its own search below 2048 tokens and sgl-kernel do not have it. If the radix search of
 # include/flashinfer/air_top_p.cuh does not reach its target, it leaves the loop over groups of 32 bins with the last
-# group already added, adds that group again, and may stop at its first bin, which drops tokens that must be kept. It
+# group already added. It adds that group again and can stop at its first bin, which drops tokens that must be kept. It
 # does not reach the target if p > 1; if p = 1 and its rounded parts add up to less than its rounded total; and if the
 # limit is, up to rounding, the mass down to the last token of the bin that an earlier pass chose: p at or next to a
 # cumulative mass. Measured on an H200: (0.5, 0.25, 0.125, ...) with p = 1.5 keeps 0.5 alone; Zipf rows with p = 1 lose

@@ -51,10 +51,8 @@ PLAN = RowPlans(
 
 
 def weights(size: int, kind: str, draws: Draws, factors: Mapping[str, float] = CORNER_WEIGHTS) -> torch.Tensor:
-    """float32 weights around 1, in corners many times as large; with `vast` activations every other one is negative.
-
-    A sign changes no rounding of a norm, so kernels have this corner too.
-    """
+    """float32 weights around 1, in corners many times as large; with `vast` activations every other one is negative. A
+    sign changes no rounding of a norm, so kernels have this corner too."""
     weight = (draws.normal([size], scale=0.25) + 1) * factors.get(kind, 1.0)
     if kind == "vast":
         weight[1::2] *= -1
@@ -62,7 +60,6 @@ def weights(size: int, kind: str, draws: Draws, factors: Mapping[str, float] = C
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """Activations of the planned kind; weights around 1, as trained norms have; optionally one row of zeros."""
     hidden_size = definition.const_axes["hidden_size"]
     shape = (plan["batch_size"], hidden_size)
     inputs = {}
@@ -168,7 +165,6 @@ LAUNCHABLE = {"batch_size": (1, 1 << 20)}
 def norm_family(
     name: str, function: str, eps: float, compare: Mapping[str, Policy], more: tuple[Kernel, ...] = ()
 ) -> Family:
-    """The record of one epsilon; flashinfer's and sgl-kernel's `function` compute it, and `more` kernels."""
     in_place = ("hidden_states", "residual") if "fused" in function else ()
     kernel = functools.partial(Kernel, limits=LAUNCHABLE, in_place=in_place)
     flashinfer, sgl = (functools.partial(run, function, eps) for run in (run_flashinfer, run_sgl))
@@ -191,7 +187,6 @@ def norm_family(
 
 
 def batch_invariant(eps: float) -> Kernel:
-    """SGLang's deterministic norm, which returns the sum."""
     call = functools.partial(run_batch_invariant, eps)
     return Kernel(f"{SGLANG}.RMSNorm", call, variant="forward_native in batch-invariant mode", limits=LAUNCHABLE)
 
@@ -218,7 +213,6 @@ HEADS_PLAN = RowPlans({"num_tokens": Count(24, 1024)}, PLAN.choices, PLAN.specia
 
 
 def head_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """Heads of the planned kind, and weights around 1; of one token in the middle, all heads may be zeros."""
     axes, tokens = definition.const_axes, plan["num_tokens"]
     inputs = {}
     for name, heads in (("q", axes["num_qo_heads"]), ("k", axes["num_kv_heads"])):
@@ -240,7 +234,6 @@ def heads_oracle(eps: float, definition: Definition, inputs: Inputs) -> dict[str
 
 
 def qknorm_family(suffix: str, eps: float) -> Family:
-    """The record of one epsilon."""
     return Family(
         name=f"fused_qknorm{suffix}",
         op_type="rmsnorm",
@@ -283,13 +276,11 @@ def gemma_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
 
 
 def gemma_bound(expected: Expected) -> torch.Tensor:
-    """The bound of the plain norm, and one float32 rounding more, of 1 + weight."""
     return normalized_bound(expected) + expected.value.abs() * unit_roundoff(torch.float32)
 
 
 GEMMA_NORMALIZED = ErrorBound(
-    gemma_bound,
-    "one bf16 rounding, u = 2^-8, of a float32 value: half the error of its sum of squares, 9 roundings",
+    gemma_bound, "one bf16 rounding, u = 2^-8, of a float32 value: half the error of its sum of squares, 9 roundings"
 )
 
 

@@ -25,7 +25,6 @@ GATES = ("normal", "saturated")
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """Activations of the planned kind, weights around 1, gates; optionally one row of zeros."""
     size = definition.const_axes.get("head_dim") or definition.const_axes["hidden_size"]
     rows = plan["num_rows"] if "num_rows" in plan else plan["num_tokens"]
     x = draws.values([rows, size], torch.bfloat16, plan["values"])
@@ -77,7 +76,6 @@ def gated_before(eps: float, definition: Definition, inputs: Inputs) -> dict[str
 
 
 def bound(expected: Expected) -> torch.Tensor:
-    """One bf16 rounding of float32; subnormal float32 numbers may be 0: the sigmoid and products with it."""
     value = expected.value
     inside = value.abs() * expected.parts["relative"] + SMALLEST * expected.parts["flushed"]
     return rounding_error(value, torch.bfloat16) * (1 + 2**-8) + inside
@@ -163,9 +161,7 @@ FAMILIES = (
         compare={"output": POLICY},
         kernels=(
             Kernel(
-                LAYERNORM,
-                functools.partial(run_layernorm, "swish", False, 1e-5),
-                limits={"num_tokens": (1, 1 << 20)},
+                LAYERNORM, functools.partial(run_layernorm, "swish", False, 1e-5), limits={"num_tokens": (1, 1 << 20)}
             ),
         ),
         strided=ROWS,

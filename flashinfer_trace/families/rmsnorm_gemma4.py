@@ -32,7 +32,6 @@ PLAN = replace(
 
 
 def qkv_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """Queries, keys and weights as of `rmsnorm_fused_qknorm`, and values."""
     inputs = rmsnorm.head_inputs(definition, plan, draws)
     inputs["v"] = draws.values(list(inputs["k"].shape), torch.bfloat16, plan["values"])
     return {name: inputs[name] for name in definition.inputs}
@@ -58,7 +57,6 @@ def run_qkv(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """Rows of the planned kind, and weights around 1; of one row in the middle, all may be zero; a factor."""
     inputs = {}
     for name, spec in definition.inputs.items():
         if name == "scalar":
@@ -76,7 +74,6 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 
 
 def relative(size: int) -> float:
-    """Error of a norm in float32: half that of its sum of squares, and roundings."""
     return float(summation_error(torch.ones((), dtype=torch.float64), size)) / 2 + ROUNDINGS * U
 
 
@@ -132,7 +129,6 @@ def run_dual(definition: Definition, inputs: Inputs, outputs: Outputs) -> Output
 def ending(
     name: str, rows: tuple[str, ...], oracle: Callable[[Definition, Inputs], dict[str, Expected]], call: KernelCall
 ) -> Family:
-    """The record of one end of a layer."""
     return Family(
         name=name,
         op_type="rmsnorm",

@@ -44,7 +44,6 @@ def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
 
 
 def limits(expected: Expected) -> tuple[torch.Tensor, torch.Tensor]:
-    """The codes of the smallest and of the largest quotient that float32 may have."""
     relative = expected.parts["relative"]
     both = nearest_e4m3(expected.value * (1 - relative)), nearest_e4m3(expected.value * (1 + relative))
     return torch.minimum(*both), torch.maximum(*both)
@@ -71,7 +70,6 @@ def run(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
 
 
 def quantizing(name: str, compare: Mapping[str, Policy], in_place: tuple[str, ...] = ()) -> Family:
-    """The record of one norm."""
     return Family(
         name=name,
         op_type="rmsnorm",

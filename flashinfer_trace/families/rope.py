@@ -51,7 +51,7 @@ class RopeOptions:
         return not self.bfloat16_cache or bool((cache == cache.to(torch.bfloat16)).all())
 
 
-#: Of a kernel that rounds each product, with a cache in the dtype of its heads.
+#: Options of a kernel that rounds each product, with a cache in the dtype of its heads.
 BFLOAT16_CACHE = RopeOptions(bfloat16_cache=True, whole_groups=True)
 
 #: Axis of the numbers of heads -> the numbers that are drawn where it is a variable one, on a CPU and on a GPU.
@@ -64,7 +64,6 @@ MORE_HEADS = {"num_qo_heads": 12, "num_kv_heads": 3}
 
 
 def heads_of(definition: Definition, plan: Plan) -> tuple[int, int]:
-    """The numbers of query and of key heads of one case."""
     sizes = {**plan, **definition.const_axes}
     return sizes["num_qo_heads"], sizes["num_kv_heads"]
 
@@ -85,7 +84,6 @@ def corners(request: PlanRequest) -> list[Plan]:
 
 
 def heads(axis: str) -> Count:
-    """The numbers of heads, where they are a variable axis."""
     few, many = HEADS[axis]
     drawn = {False: few, True: many}
     return Count(few[-1], many[-1], usual=few[-1], corner=few[-1], drawn=lambda r: st.sampled_from(drawn[r.large]))
@@ -124,7 +122,6 @@ PLAN = RowPlans(
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """Queries and keys of the planned kind; a cache of max_seq_len rows; positions within it."""
     axes, tokens = definition.const_axes, plan["num_tokens"]
     heads = dict(zip("qk", heads_of(definition, plan), strict=True))
     inputs: dict[str, Any] = {
@@ -169,7 +166,6 @@ def pairs_of(half_split: bool, rotated: torch.Tensor) -> torch.Tensor:
 
 
 def features_of(half_split: bool, pairs: torch.Tensor) -> torch.Tensor:
-    """The inverse of `pairs_of`."""
     return (pairs.transpose(-1, -2) if half_split else pairs).flatten(-2)
 
 
@@ -212,8 +208,7 @@ ROTATION = (
     "turns"
 )
 ROTATED = ErrorBound(
-    lambda expected: rotated_bound(expected, (1 + U) ** 2 - 1),
-    f"{ROTATION}; features beyond rotary_dim are copies",
+    lambda expected: rotated_bound(expected, (1 + U) ** 2 - 1), f"{ROTATION}; features beyond rotary_dim are copies"
 )
 STEPWISE = ErrorBound(
     lambda expected: rotated_bound(expected, U_BF16),
@@ -253,7 +248,6 @@ def run_flashinfer(half_split: bool, definition: Definition, inputs: Inputs, out
 
 
 def run_flashinfer_inplace(half_split: bool, definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    """The in-place function, which SGLang calls."""
     from flashinfer.rope import apply_rope_with_cos_sin_cache_inplace
 
     q, k = inputs["q"].flatten(1), inputs["k"].flatten(1)
@@ -290,7 +284,6 @@ TWIN_HEADS = {"num_qo_heads": 4, "num_kv_heads": 2}
 
 
 def rope_family(style: str, suffix: str = "", heads: Mapping[str, int] = TWIN_HEADS) -> Family:
-    """The record of one style; without `heads` in the twin their numbers are variable axes."""
     half_split = style == "neox"
     stepwise: dict[str, Policy] = {"q_out": STEPWISE, "k_out": STEPWISE}
 

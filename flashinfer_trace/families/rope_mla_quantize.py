@@ -32,10 +32,7 @@ PARTS = ("q_rope", "k_rope", "q_nope", "k_nope")
 #: The corners are exact products, whose ties must go to even codes; values that saturate; scales that differ; and
 #: values beyond float16's range, with scales that bring them back into that of e4m3.
 PLAN = RowPlans(
-    {
-        "num_tokens": Count(24, 512, corner=5),
-        "max_seq_len": Count(64, 8192, least=1, usual=4096, corner=64),
-    },
+    {"num_tokens": Count(24, 512, corner=5), "max_seq_len": Count(64, 8192, least=1, usual=4096, corner=64)},
     {
         "values": KINDS,
         "cache": ("rotary", "quarter_turns", "scaled"),
@@ -53,7 +50,6 @@ PLAN = RowPlans(
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """bfloat16 states of the planned kind; ``spread`` has magnitudes of 2^-12 to 2^10, with all bits of bf16."""
     axes, tokens = definition.const_axes, plan["num_tokens"]
     inputs: dict[str, Any] = {}
     for name in PARTS:
@@ -74,9 +70,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 
 def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     """Pairs as complex numbers times cos + i sin, then the scale, in float64: the values before their rounding to e4m3.
-
-    Part ``error``: what float32 may be off by before that; 0 where all products and sums are exact.
-    """
+    Part ``error``: what float32 may be off by before that; 0 where all products and sums are exact."""
     chosen = inputs["cos_sin_cache"].double().index_select(0, inputs["pos_ids"])
     half = chosen.shape[1] // 2
     exact_turn = bool(((chosen == 0) | (chosen.abs() == 1)).all())
@@ -101,7 +95,6 @@ def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
 
 
 def code_limits(expected: Expected) -> tuple[torch.Tensor, torch.Tensor]:
-    """The codes of the smallest and the largest value that float32 may have."""
     error = expected.parts["error"]
     return nearest_e4m3(expected.value - error), nearest_e4m3(expected.value + error)
 

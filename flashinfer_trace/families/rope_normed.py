@@ -35,7 +35,6 @@ PLAN = RowPlans(
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """Heads of the planned kind, of one token in the middle perhaps zeros; weights around 0; gates; angles."""
     axes, tokens = definition.const_axes, plan["num_tokens"]
     inputs = {}
     for name in ("q", "k"):

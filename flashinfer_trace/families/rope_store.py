@@ -41,7 +41,6 @@ PLAN = RowPlans(
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """Queries, keys and angles as in `rope`; values of the planned kind, also in the slots: others must stay."""
     tokens, width = plan["num_tokens"], definition.const_axes["row_dim"]
     slots = tokens if plan["slots"] == "all" else tokens + plan["spare"]
     rows = {"v": tokens, "k_cache": slots, "v_cache": slots}
@@ -54,7 +53,6 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 
 
 def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """The rotation in complex128; slot by slot, where each row of a cache comes from."""
     rotated = rope.oracle(True, whole_heads(definition), inputs)
     keys, slots, cache = rotated["k_out"], inputs["out_loc"], inputs["k_cache"]
     none, rows = torch.zeros_like(cache, dtype=torch.float64), keys.value.flatten(1)
@@ -63,11 +61,7 @@ def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     stored = partly_copied(
         kv_cache.written(none, slots, rows).value, {"magnitude": magnitude}, copied, cache, keys.exact
     )
-    return {
-        **rotated,
-        "k_cache_out": stored,
-        "v_cache_out": kv_cache.written(inputs["v_cache"], slots, inputs["v"]),
-    }
+    return {**rotated, "k_cache_out": stored, "v_cache_out": kv_cache.written(inputs["v_cache"], slots, inputs["v"])}
 
 
 def stored_keys(definition: Definition, inputs: Inputs, outputs: Outputs) -> list[str]:

@@ -39,7 +39,7 @@ COPIES = SameBits("copies, bit for bit; states that no sequence names stay")
 
 @dataclass(frozen=True)
 class PaddingOptions:
-    """What plans may draw for a kernel: sequences whose slot is -1."""
+    """Choices that plans can draw for a kernel: sequences whose slot is -1."""
 
     padding: bool = True
 
@@ -80,11 +80,9 @@ def fwd_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 
 
 def filtered(tokens: torch.Tensor, weight: torch.Tensor) -> Expected:
-    """silu of the products of float64 tokens [..., dim, width] with filters [dim, width].
-
-    Parts: ``sum``, that of the products; ``magnitude``, that of their absolute values; ``root``, of that of their
-    squares; ``slope`` of silu, at most 1.1.
-    """
+    """silu of the products of float64 tokens [..., dim, width] with filters [dim, width]. Parts: ``sum``, that of the
+    products; ``magnitude``, that of their absolute values; ``root``, of that of their squares; ``slope`` of silu, at
+    most 1.1."""
     terms = tokens * weight.double()
     found = terms.sum(-1)
     tail = found.clamp_max(0).exp()
@@ -101,7 +99,6 @@ def filtered(tokens: torch.Tensor, weight: torch.Tensor) -> Expected:
 
 
 def update_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """Row by row; the part ``padding`` says where the output is x itself."""
     x, weight, after = inputs["x"], inputs["weight"], inputs["conv_state"].clone()
     tokens = torch.zeros(*x.shape, weight.shape[1], dtype=torch.float64, device=x.device)
     padding = torch.zeros_like(x, dtype=torch.bool)
@@ -117,7 +114,6 @@ def update_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]
 
 
 def fwd_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """Token by token of each sequence."""
     x, weight, after = inputs["x"], inputs["weight"], inputs["conv_states"].clone()
     tokens = torch.zeros(*x.shape, weight.shape[1], dtype=torch.float64, device=x.device)
     offsets = inputs["query_start_loc"].tolist()
@@ -221,7 +217,6 @@ def update_corners(request: PlanRequest) -> list[Plan]:
 
 
 def seq_lens(request: PlanRequest) -> st.SearchStrategy[list[int]]:
-    """Lengths of sequences, one token at least."""
     return st.lists(sizes(1, 600 if request.large else 40), min_size=1 if request.limits else 0, max_size=5)
 
 
@@ -282,11 +277,7 @@ FAMILIES = (
         twin=TWIN,
         plan=RowPlans(
             {"num_states": POOL},
-            {
-                "seq_lens": Drawn(seq_lens, usual_lengths),
-                "values": VALUES,
-                "initial": ("drawn", "all", "none"),
-            },
+            {"seq_lens": Drawn(seq_lens, usual_lengths), "values": VALUES, "initial": ("drawn", "all", "none")},
             special=[
                 {"seq_lens": [1, 1], "values": "huge"},
                 {"seq_lens": [1, 2, 3], "initial": "all"},

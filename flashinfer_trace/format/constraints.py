@@ -256,9 +256,6 @@ class Constraint:
 def parse(expression: str) -> Constraint:
     """Parses one constraint (cached).
 
-    Args:
-        expression: the text, as in the ``constraints`` of a Definition.
-
     Raises:
         ConstraintSyntaxError: it is not in the language; the error has a column and a hint.
     """

@@ -61,7 +61,7 @@ def field_errors(data: object) -> Iterator[str]:
 
 def _of_axis(name: str, axis: Mapping[str, Any]) -> Iterator[str]:
     value = axis.get("value")
-    if value is not None and type(value) is not int:  # a bool is no size
+    if value is not None and type(value) is not int:  # a bool is not a size
         yield f"the value of axis {name} is not an integer"
 
 
@@ -144,7 +144,9 @@ class Definition:
         """
         for wrong in field_errors(data):
             where = path or "Definition"
-            raise InputError(f"{where}: not a Definition ({wrong}); `flashinfer-trace validate` shows why")
+            raise InputError(
+                f"{where}: not a Definition ({wrong}); `flashinfer-trace validate {path or 'FILE'}` shows why"
+            )
         return cls(
             name=data["name"],
             op_type=data["op_type"],

@@ -11,8 +11,8 @@ leaves no trace of what is off::
         if sinks is not None:
             ...
 
-- An ``if`` statement, conditional expression, ``and`` or ``or`` that they decide becomes what it decides for. What is
-  decided: a switch, ``X is None`` of a constant or an optional parameter, ``X == literal`` of a constant, ``not``.
+- An ``if`` statement, conditional expression, ``and`` or ``or`` that they decide becomes what it decides for. Decided
+are a switch, ``X is None`` of a constant or an optional parameter, ``X == literal`` of a constant, ``not``.
 - A parameter annotated ``T | None`` is optional. The switch of its name in upper case says whether it is there. Where
   it is not, it goes from the signature, and from the calls of the function; where it is, its annotation is ``T``.
 - In a docstring, ``[[CONDITION: text]]`` is its text where the condition holds; its paragraph is filled again.

@@ -60,11 +60,7 @@ TRACES = ReadLimits(64 * 1024 * 1024, 64, 3_000_000)
 
 
 class JsonSourceError(ValueError):
-    """The file has no usable data at all.
-
-    Attributes:
-        problem: what is wrong and where.
-    """
+    """The file has no usable data at all."""
 
     def __init__(self, problem: JsonProblem) -> None:
         place = "" if problem.rule.startswith("file-") else f"line {problem.line}: "  # a whole file has no line
@@ -149,7 +145,7 @@ def load_object(path: Path, limits: ReadLimits = DEFINITION) -> dict[str, Any]:
     if document.problems:
         raise JsonSourceError(document.problems[0])
     if not isinstance(document.data, dict):
-        raise _error("json-syntax", "is no JSON object", "the file holds one object, {...}")
+        raise _error("json-syntax", "is not a JSON object", "the file holds one object, {...}")
     return document.data
 
 
@@ -166,11 +162,7 @@ def load_lines(path: Path) -> JsonDocument:
 
 
 def parse_lines(raw: bytes) -> JsonDocument:
-    """Parses a file with one JSON list on each line, as the list of these: that of line 1 has the pointer /0.
-
-    Raises:
-        JsonSourceError: see `load_lines`.
-    """
+    """Parses a file with one JSON list on each line, as the list of these: that of line 1 has the pointer /0."""
     if len(lines := raw.split(b"\n")) > MAX_LINES + 1:
         raise _error("json-nesting", f"more than {MAX_LINES} lines", "evidence has one for each kernel and GPU")
     values, problems = [], []
@@ -180,7 +172,7 @@ def parse_lines(raw: bytes) -> JsonDocument:
         except JsonSourceError as error:
             raise JsonSourceError(replace(error.problem, line=index + 1)) from None
         if not isinstance(document.data, list):
-            raise _error("json-syntax", "is no JSON list", "each line holds one list, [...]", index + 1)
+            raise _error("json-syntax", "is not a JSON list", "each line holds one list, [...]", index + 1)
         values.append(document)
         problems += [replace(one, line=index + 1, pointer=f"/{index}{one.pointer}") for one in document.problems]
     if lines[-1].strip():
@@ -357,7 +349,7 @@ def _problems_in_values(text: str) -> list[JsonProblem]:
             message = f"the key {_short(token.key or '')} appears twice in one object"
             problems.append(JsonProblem("json-duplicate-key", token.line, token.pointer, message, "keep one of them"))
         if any(part is not None and _has_lone_surrogate(part) for part in (token.key, _string(token.text))):
-            message = r"a \ud8xx escape without its other half is no character"
+            message = r"a \ud8xx escape without its other half is not a character"
             problems.append(JsonProblem("json-encoding", token.line, token.pointer, message, "write the character"))
         if token.text[0] in "-0123456789NI" and _number(token.text) is None:
             message = f"the number {_short(token.text)} is not finite or beyond 2**53"

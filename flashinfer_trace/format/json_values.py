@@ -33,7 +33,7 @@ def members(value: Any, *known: str) -> dict[str, Any]:
         TypeError: it is anything else.
     """
     if not isinstance(value, dict):
-        raise TypeError(f"{_short(value)} is no object")
+        raise TypeError(f"{_short(value)} is not an object")
     if known and (unknown := sorted(value.keys() - set(known))):
         raise TypeError(f"unknown members {_short(unknown)}; it may have {', '.join(known)}")
     return value
@@ -46,7 +46,7 @@ def strings(value: Any) -> tuple[str, ...]:
         TypeError: it is anything else.
     """
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-        raise TypeError(f"{_short(value)} is no list of strings")
+        raise TypeError(f"{_short(value)} is not a list of strings")
     return tuple(value)
 
 
@@ -57,10 +57,19 @@ def whole(value: Any, least: int, most: int) -> int:
         TypeError: it is anything else.
     """
     if type(value) is not int or not least <= value <= most:
-        raise TypeError(f"{_short(value)} is no integer from {least} to {most}")
+        raise TypeError(f"{_short(value)} is not an integer from {least} to {most}")
     return value
 
 
 def _short(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= MAX_VALUE else f"{text[: MAX_VALUE - 3]}..."
+
+
+def finite(value: Any) -> Any:
+    """The value with infinities and NaN as None, which every reader of JSON accepts."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and value - value != 0 else value

@@ -265,11 +265,7 @@ def _load(paths: tuple[tuple[Path, int], ...]) -> Naming:
 
 
 def _with(data: Mapping[str, Any], further: Mapping[str, Any]) -> dict[str, Any]:
-    """The conventions with the families and abbreviations of a private root.
-
-    Raises:
-        NamingError: it has something else, or a family that is there.
-    """
+    """The conventions with the families and abbreviations of a private root."""
     if unknown := set(further) - {"$schema", "families", "abbreviations"}:
         raise NamingError(f"a private root adds families and abbreviations only; remove {sorted(unknown)}")
     if taken := set(data["families"]) & set(further.get("families", {})):
@@ -314,7 +310,7 @@ def _naming(data: Mapping[str, Any]) -> Naming:
         other = named.setdefault((family.pattern, family.where), family.name)
         if other != family.name:
             raise NamingError(
-                f"families {other} and {family.name} have the same pattern {family.pattern!r}, so that the second "
+                f"families {other} and {family.name} have the same pattern {family.pattern!r}, so the second "
                 "has no names; give one of them another pattern, or a `where`"
             )
     return Naming(families, abbreviations, namespaces, dict(data["tags"]["flags"]), dict(data.get("op_types", {})))

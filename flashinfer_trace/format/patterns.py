@@ -30,11 +30,7 @@ def check_pattern(pattern: str) -> None:
 
 
 def fits(pattern: str, text: str) -> bool:
-    """Whether a whole text matches a pattern; one that once took longer than `SECONDS` fits nothing from then on.
-
-    Raises:
-        PatternError: it is not a regular expression.
-    """
+    """Whether a whole text matches a pattern; one that once took longer than `SECONDS` fits nothing from then on."""
     return _found(f"(?:{pattern})", text, "fullmatch")
 
 
@@ -71,4 +67,4 @@ def _compiled(pattern: str) -> Any:
     try:
         return regex.compile(pattern)
     except (regex.error, RecursionError, OverflowError) as error:
-        raise PatternError(f"{pattern[:80]!r} is no regular expression: {error}") from None
+        raise PatternError(f"{pattern[:80]!r} is not a regular expression: {error}") from None

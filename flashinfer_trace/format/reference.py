@@ -43,7 +43,7 @@ IMPORT_STATEMENT = opcode.opmap["IMPORT_NAME"]
 #: Largest source of a family, in bytes; the largest has about 12 KiB.
 MAX_SOURCE_BYTES = 256 * 1024
 
-#: A line as Python counts them: `str.splitlines` ends one at a form feed and at U+2028, too.
+#: A line as Python counts them: `str.splitlines` also ends one at a form feed and at U+2028.
 LINE = re.compile(r"[^\r\n]*(?:\r\n?|\n)|[^\r\n]+")
 
 
@@ -51,6 +51,7 @@ class ReferenceSourceError(ValueError):
     """A reference source is missing, malformed, or cannot be rendered. The message names the file and the fix."""
 
 
+@functools.lru_cache(maxsize=4096)
 def sha256(reference: str) -> str:
     """The hash that evidence is bound to, as 64 hex digits: SHA-256 of the embedded reference without docstrings."""
     import hashlib  # here, because loading it takes a tenth of what importing the whole package does
@@ -132,11 +133,6 @@ def _constant_spans(source: str, label: str) -> tuple[tuple[str, int, int], ...]
 
 def compile_reference(source: str, label: str, op_type: str | None = None) -> Callable[..., Any]:
     """The ``run`` function of an embedded reference that uses allowed syntax and names only.
-
-    Args:
-        source: the embedded reference.
-        label: shown as the file name in tracebacks, for example the Definition's name.
-        op_type: of the Definition; only some draw random numbers.
 
     Raises:
         ReferenceSourceError: `source` is not Python, uses what `allow_list.allowed` does not list, or defines no
@@ -284,7 +280,7 @@ def _with_imports_copied(path: Path, source: str, module: ast.Module, imports: S
     for node in imports:
         for alias in node.names:
             if alias.asname is not None:
-                told = f"imports {alias.name} as {alias.asname}; import it by its own name, by which it is copied in"
+                told = f"imports {alias.name} as {alias.asname}; import it by its own name, which is copied with it"
                 raise ReferenceSourceError(f"{path}:{node.lineno}: {told}")
         wanted.setdefault(_sibling(path, node), []).extend((alias.name, node.lineno) for alias in node.names)
     copied = [_copied(path, sibling, names, module) for sibling, names in wanted.items()]

@@ -2,6 +2,9 @@
 
 A private root has ``definitions/`` and what its Definitions need beyond the dataset: ``reference/``, ``evidence/``,
 ``workloads/``, and ``schema/naming.json`` with further families and abbreviations. Everything else is the dataset's.
+
+An overlay holds Definitions that other programs wrote: a folder of FlashInfer's dumps, or a TraceSet of
+flashinfer-bench. It is only read (`dataset.overlays`).
 """
 
 from __future__ import annotations
@@ -46,23 +49,47 @@ def find_root() -> Path:
 
 
 def find_roots() -> list[Path]:
-    """The dataset's root, and those of ``$FLASHINFER_TRACE_PATH`` that are laid over it.
+    """The dataset's root, and those of ``$FLASHINFER_TRACE_PATH`` that are laid over it, without overlays.
 
     Raises:
-        DatasetError: see `find_root`; or a private root has no definitions/.
+        DatasetError: see `find_root`; or a private root has no Definitions.
     """
     return [find_root(), *_private_roots()]
 
 
+def find_overlays() -> list[Path]:
+    """The roots of ``$FLASHINFER_TRACE_PATH`` that hold Definitions of other programs.
+
+    Raises:
+        DatasetError: a private root has no Definitions.
+    """
+    return [root for root in _named_roots() if _is_overlay(root)]
+
+
 def _private_roots() -> list[Path]:
+    return [root for root in _named_roots() if not _is_overlay(root)]
+
+
+def _named_roots() -> list[Path]:
     named = [part for part in os.environ.get(PATH_VARIABLE, "").split(os.pathsep) if part]
     roots = list(dict.fromkeys(Path(os.path.realpath(part)) for part in named))
     for root in roots:
-        if not (root / "definitions").is_dir():
-            dumps = f"`flashinfer-trace --root ROOT dump {root} --add` writes its new sizes into the root ROOT"
-            fix = dumps if next(root.glob("*.json"), None) else "correct the path"
+        fix = ""
+        if root.name == "definitions" and any((root.parent / part).is_dir() for part in ("schema", "reference")):
+            fix = f"name the root {root.parent}"
+        elif not (root / "definitions").is_dir() and not _is_overlay(root):
+            fix = "correct the path, or name a folder with the .json files of FLASHINFER_TRACE_DUMP_DIR"
+        if fix:
             raise DatasetError(f"{root}, a root of {PATH_VARIABLE} or --root, has no definitions/; {fix}")
     return roots
+
+
+def _is_overlay(root: Path) -> bool:
+    """Whether a root holds Definitions of others: files without definitions/ around them, or a TraceSet."""
+    if (root / "definitions").is_dir():
+        ours = (root / "schema").is_dir() or (root / "reference").is_dir()
+        return not ours and any((root / part).is_dir() for part in ("solutions", "traces"))
+    return any(next(root.glob(pattern), None) is not None for pattern in ("*.json", "*/*.json"))
 
 
 def is_private(root: Path) -> bool:

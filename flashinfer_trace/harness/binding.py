@@ -204,7 +204,7 @@ class Closure:
         if not _inside(cls):
             return f"{cls.__module__}.{cls.__qualname__}"
         name, key = cls.__qualname__, f"{cls.__module__}:{cls.__qualname__}"
-        node = None if key in self._classes else _node(cls.__module__, cls.__name__)
+        node = None if key in self._classes else _classes(cls.__module__).get(cls.__name__)
         self._classes[key] = cls
         if node is None:
             return name
@@ -220,6 +220,9 @@ class Closure:
         name = function.__qualname__
         if not _inside(function) or function.__name__ in _REPORTS:
             return name if function.__module__.startswith(PACKAGE) else f"{function.__module__}.{name}"
+        plain = "<lambda>" not in name and not function.__closure__
+        if plain and f"{function.__module__}:{name}" in self.parts:
+            return name
         nodes = _nodes_of(function)
         if not nodes:  # made by a decorator, such as that of dataclasses
             return name
@@ -245,18 +248,17 @@ class Closure:
 
     def _follow(self, nodes: list[ast.AST], names: Mapping[str, Any]) -> None:
         """Adds what code uses by name, and what the modules of the package that it names have by an attribute."""
-        for each in (one for node in nodes for one in _uses(node)):
-            if isinstance(each, ast.Name) and each.id in names:
-                self._global(each.id, names)
-            elif isinstance(each, ast.Attribute):
-                self.attributes.add(each.attr)
-                base = names.get(each.value.id) if isinstance(each.value, ast.Name) else None
-                if isinstance(base, types.ModuleType) and _inside(base) and hasattr(base, each.attr):
-                    self._global(each.attr, vars(base))
-            elif isinstance(each, ast.ImportFrom) and each.module and each.module.startswith(PACKAGE):
-                module = importlib.import_module(each.module)
-                for alias in each.names:
-                    self._global(alias.name, vars(module))
+        for used in map(_uses, nodes):
+            self.attributes |= used.attributes
+            for name in used.names:
+                if name in names:
+                    self._global(name, names)
+            for name, attribute in used.members:
+                base = names.get(name)
+                if isinstance(base, types.ModuleType) and _inside(base) and hasattr(base, attribute):
+                    self._global(attribute, vars(base))
+            for path, name in used.imports:
+                self._global(name, vars(importlib.import_module(path)))
 
     def _global(self, name: str, names: Mapping[str, Any]) -> None:
         value = names.get(name)
@@ -332,15 +334,16 @@ def _code_of(node: ast.Lambda) -> types.CodeType:
 
 
 def _names(code: types.CodeType) -> tuple[object, ...]:
-    """What tells one lambda from another: arguments, names and constants."""
+    """The parts that tell one lambda from another: arguments, names and constants."""
     constants = [repr(one) for one in code.co_consts if not isinstance(one, types.CodeType) and one is not None]
     return code.co_varnames, sorted({*code.co_names, *code.co_freevars}), constants
 
 
-def _node(module: str, name: str) -> ast.ClassDef | None:
-    """The class of that name."""
-    nodes = (node for node in ast.walk(_tree(module)) if isinstance(node, ast.ClassDef))
-    return next((node for node in nodes if node.name == name), None)
+@functools.cache
+def _classes(module: str) -> dict[str, ast.ClassDef]:
+    """The classes of a module by name; of several, the first one that a walk meets."""
+    nodes = [node for node in ast.walk(_tree(module)) if isinstance(node, ast.ClassDef)]
+    return {node.name: node for node in reversed(nodes)}
 
 
 def _children(node: ast.AST) -> Iterator[tuple[str, Any]]:
@@ -371,10 +374,31 @@ def _walk(node: ast.AST) -> Iterator[ast.AST]:
                 yield from _walk(one)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Used:
+    """The names that code uses: names, (name, attribute) of names, every attribute, and (module, name) imported from
+    the package.
+
+    Each is there once, in the order of the code.
+    """
+
+    names: Iterable[str]
+    members: Iterable[tuple[str, str]]
+    attributes: set[str]
+    imports: Iterable[tuple[str, str]]
+
+
 @functools.lru_cache(maxsize=8192)
-def _uses(node: ast.AST) -> list[ast.AST]:
-    """The nodes in which code uses names."""
-    return [one for one in _walk(node) if isinstance(one, (ast.Name, ast.Attribute, ast.ImportFrom))]
+def _uses(node: ast.AST) -> _Used:
+    every = list(_walk(node))
+    attributes = [one for one in every if isinstance(one, ast.Attribute)]
+    imports = [one for one in every if isinstance(one, ast.ImportFrom) and (one.module or "").startswith(PACKAGE)]
+    return _Used(
+        dict.fromkeys(one.id for one in every if isinstance(one, ast.Name)),
+        dict.fromkeys((one.value.id, one.attr) for one in attributes if isinstance(one.value, ast.Name)),
+        {one.attr for one in attributes},
+        dict.fromkeys((one.module or "", alias.name) for one in imports for alias in one.names),
+    )
 
 
 @functools.lru_cache(maxsize=8192)

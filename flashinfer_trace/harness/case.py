@@ -61,7 +61,7 @@ class CaseResult:
 
 @dataclass(frozen=True)
 class SharedCase:
-    """What all targets of one case share: inputs, the oracle's results, the reference's outputs and their comparison.
+    """Shared by all targets of one case: inputs, the oracle's results, the reference's outputs and their comparison.
 
     Attributes:
         actual: the reference's outputs.

@@ -63,8 +63,8 @@ ReferenceRun = Callable[..., Outputs]
 class Kernel:
     """How a family calls one real implementation of it, and what the harness must know to judge it.
 
-    What holds whoever calls it is in the table of kernels (`flashinfer_trace.kernels`), under the path, the variant and
-    the family: the distribution by version, the GPUs, and the sizes that it takes.
+    Facts that hold for every caller are in the table of kernels (`flashinfer_trace.kernels`), under the path, the
+    variant and the family: the distribution by version, the GPUs, and the sizes that it takes.
 
     Attributes:
         path: dotted path of the public function or class, e.g. ``flashinfer.norm.rmsnorm``.

@@ -1,4 +1,4 @@
-"""What is verified: a Definition, its family and a kernel, with the plans of which cases are drawn."""
+"""A verification: a Definition, its family and a kernel, with the plans that cases are drawn from."""
 
 from __future__ import annotations
 

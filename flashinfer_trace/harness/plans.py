@@ -33,7 +33,7 @@ ROW_AXES = ("num_tokens", "m", "M", "seq_len", "total_rows", "num_rows", "batch_
 POSITIONS = dict.fromkeys(("max_seq_len", "num_slots"), 70_000)
 #: Fewer rows than this show no more than what is drawn.
 FEWEST = 100
-#: Values whose rows are of very different magnitude: no scale, floor or clamp for all of them fits.
+#: Values whose rows differ widely in magnitude: no scale, floor or clamp for all of them fits.
 SPREAD = "spread"
 #: The memory of inputs up to which a case takes about 0.2 seconds.
 BYTES = 10 * 2**20

@@ -62,7 +62,7 @@ def power(job: Job, examples: int, seed: int = 0) -> dict[str, Power]:
     """
     assert job.kernel is not None
     cases: list[CaseResult] = []
-    report = verify(job, examples=examples, seed=seed, on_case=cases.append)
+    report = verify(job, examples=examples, seed=seed, on_case=lambda _, result: cases.append(result))
     if report.status != "passed":
         raise ValueError(f"{job.definition.name}: {job.kernel.label} does not pass as it is: {report.message}")
     faults = faults_of(job.sized, job.family)

@@ -1,4 +1,4 @@
-"""What a verification found: the report of one Definition and one target, with the worst figures of each output."""
+"""The result of a verification: the report of one Definition and one target, with the worst figures of each output."""
 
 from __future__ import annotations
 

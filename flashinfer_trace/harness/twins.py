@@ -1,6 +1,6 @@
 """Verifies each small twin once: at the sizes of the twin, the Definitions of a family are often identical.
 
-What they differ in, their own sizes, is verified for each of them on a CPU where a case takes about a second: a
+Their own sizes, in which they differ, are verified for each of them on a CPU where a case takes about a second: a
 reference that looks at the first 4096 of 7168 features is right at every size up to 4096.
 """
 

@@ -39,7 +39,7 @@ def verify(
     examples: int = 20,
     seed: int = 0,
     plan: Plan | None = None,
-    on_case: Callable[[CaseResult], None] | None = None,
+    on_case: Callable[[SharedCase, CaseResult], None] | None = None,
 ) -> Report:
     """The report of one job: see `verify_together`."""
     return verify_together([job], examples=examples, seed=seed, plan=plan, on_case=on_case)[0]
@@ -51,7 +51,7 @@ def verify_together(
     examples: int = 20,
     seed: int = 0,
     plan: Plan | None = None,
-    on_case: Callable[[CaseResult], None] | None = None,
+    on_case: Callable[[SharedCase, CaseResult], None] | None = None,
 ) -> list[Report]:
     """Runs the family's corners, then cases until `examples` real ones have passed, one failed, or draws are used up.
 
@@ -65,7 +65,7 @@ def verify_together(
         seed: of hypothesis's draws; the seed of the elements is drawn by it.
         plan: run this one case, with `seed` as the seed of its elements; ``{"layout": "far"}`` is the family's case
             with offsets beyond 32 bits, which takes up to 40 GB of a GPU.
-        on_case: called after each case of each job, for progress.
+        on_case: called after each case of each job.
 
     Returns:
         A Report of each job in turn; failures are in it, not raised. Unexpected errors of a kernel or a reference are
@@ -149,7 +149,7 @@ class _Cases:
     """Runs the cases that some jobs share, each once, and counts them in their reports."""
 
     def __init__(
-        self, job: Job, targets: Sequence[_Target], seed: int, on_case: Callable[[CaseResult], None] | None
+        self, job: Job, targets: Sequence[_Target], seed: int, on_case: Callable[[SharedCase, CaseResult], None] | None
     ) -> None:
         """`job` is what plans are drawn for; it may have failed already, and so not be one of the targets."""
         self._job, self._seed, self._on_case = job, seed, on_case
@@ -294,7 +294,7 @@ class _Cases:
         except Exception as error:
             return f"{type(error).__name__}: {error}\n  {repeat}"
         if self._on_case is not None:
-            self._on_case(result)
+            self._on_case(shared, result)
         if result.failures:
             return "\n  ".join([*result.failures, f"axes {result.axes}", repeat])
         # Cases that pass during shrinking do not count: else none would be missing, and it would not fail.

@@ -25,11 +25,7 @@ class CompileError(Exception):
 
 
 def built(request: Mapping[str, Any], device: str) -> Any:
-    """The function of a Solution in C++ or CUDA.
-
-    Args:
-        request: with the directory of its sources (``root``), ``language``, ``binding`` and the function's ``name``.
-        device: for whose GPU CUDA is compiled.
+    """The function of a Solution in C++ or CUDA, from the directory of its sources (``root`` of the request).
 
     Raises:
         CompileError: no compiler was found, or it refuses the sources.
@@ -82,14 +78,8 @@ def _binding(binding: str) -> tuple[Sequence[str], Sequence[str]]:
 
         includes = [*cpp_extension.include_paths(), sysconfig.get_path("include")]
         places = [f"-L{one}" for one in cpp_extension.library_paths()]
-        return includes, [
-            "-DTORCH_EXTENSION_NAME=compiled",
-            *places,
-            "-lc10",
-            "-ltorch",
-            "-ltorch_cpu",
-            "-ltorch_python",
-        ]
+        libraries = [f"-l{name}" for name in ("c10", "torch", "torch_cpu", "torch_python")]
+        return includes, ["-DTORCH_EXTENSION_NAME=compiled", *places, *libraries]
     try:
         from tvm_ffi import libinfo
     except ImportError as error:

@@ -35,11 +35,7 @@ def diagnosed(
     """A failure of values, with the share of wrong elements, where they are, their mean signed error, and a guess.
 
     Args:
-        failure: under this policy.
-        spec: of the output.
-        got: what the call left.
-        fill: what the memory held before it.
-        expected: of the oracle.
+        got, fill: what the call left, and what the memory held before it.
         policy: one that judges each element by itself. Under any other, only unwritten elements are reported.
     """
     value = expected.value
@@ -93,7 +89,6 @@ def _guess(
 
 
 def _factor(got: torch.Tensor, value: torch.Tensor, bound: torch.Tensor) -> str:
-    """A guess at one factor of all elements."""
     telling = (value.abs() > TELLING * bound) & value.isfinite() & got.isfinite()
     if int(telling.sum()) < FEWEST:
         return ""
@@ -132,7 +127,6 @@ def _roundings(got: torch.Tensor, value: torch.Tensor) -> str:
 
 
 def _direction(got: torch.Tensor, value: torch.Tensor) -> str:
-    """A guess at errors that all have one direction."""
     usual = value.isfinite() & got.isfinite() & (value != 0)
     own, right = got.double()[usual], value[usual]
     off = own != correctly_rounded(right, got.dtype)

@@ -38,9 +38,7 @@ def unrandom(
     """How a sampler's draws are not random, which chance cannot explain; None of a sampler whose draws are.
 
     Args:
-        job, process: what is judged, and its process.
         begin: starts another process with the same submission; None where it would begin in a state that this one had.
-        seed: of the inputs, and of the calls.
         rows: whether to compare rows of one call as well.
 
     Raises:
@@ -74,7 +72,6 @@ def _alike(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]
 
 
 def _of_one_row(job: Job, inputs: Inputs, row: int) -> Inputs:
-    """One row of the inputs, many times."""
     by_row = [name for name, spec in job.sized.inputs.items() if spec.shape and spec.shape[0] in job.sized.var_axes]
     count = min(ROWS, max(SEEDED_ROWS, ELEMENTS // sum(inputs[name][0].numel() for name in by_row)))
     return {

@@ -1,4 +1,4 @@
-"""What a dumped Definition is: the one here whose oracle its reference meets, or another function.
+"""The class of a dumped Definition: the one here whose oracle its reference meets, or another function.
 
 A dumped reference is a stranger's code: it runs in the sandbox, under the allow-list of references from pull requests.
 Only the rule of ties is waived: which of equal values comes first, the oracle judges.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -20,14 +20,16 @@ from flashinfer_trace.families import family_of
 from flashinfer_trace.format.allow_list import allowed
 from flashinfer_trace.format.definition import Definition, InputError
 from flashinfer_trace.harness.cases import Case
-from flashinfer_trace.harness.family import Outputs
+from flashinfer_trace.harness.family import Family, Inputs, Outputs
 from flashinfer_trace.harness.job import Job
 from flashinfer_trace.harness.twins import has_real_size, real_cases, twin_key
-from flashinfer_trace.judging.grades import JudgedInputs, kinds_of_inputs, standards
-from flashinfer_trace.judging.judge import graded, with_own_constants
+from flashinfer_trace.judging.grades import JudgedInputs, kinds_of_inputs, standards, unmet
+from flashinfer_trace.judging.judge import graded
 from flashinfer_trace.judging.more_plans import judged_cases
+from flashinfer_trace.judging.twin_sizes import with_own_constants
 from flashinfer_trace.judging.verdict import Failure, Verdict
 from flashinfer_trace.sandbox.worker import ReferenceFailed, ReferenceWorker
+from flashinfer_trace.verdict.compare import Expected, Policy
 from flashinfer_trace.verdict.outputs import misfits, numbers_as_tensors
 from flashinfer_trace.verdict.tensors import torch_dtype
 
@@ -44,6 +46,8 @@ MOST_CANDIDATES = 4
 MOST_FAILURES = 12
 #: Failures after which nothing that the reference does can be learned.
 FINAL = ("refused", "not-loaded", "timed-out", "too-slow", "died", "protocol")
+#: Failures that take so long that the reference is compared with no other Definition.
+ENDLESS = ("timed-out", "too-slow")
 _CPU = torch.device("cpu")
 
 
@@ -52,10 +56,9 @@ class Classified:
     """The classification of one dump.
 
     Attributes:
-        dump: as it was read.
-        kind: one of `CLASSES`.
         match: the Definition here that it is, or that is closest; None if nothing here is like it.
-        reasons: of another function, what differs; of an unknown one, why nothing is known. A line each.
+        reasons: of another function, what differs; of an unknown one, why nothing is known. A line each. An unknown
+            one with a match resembles it, and has no reference that would show more.
         verdict: on its reference; None if it did not run.
         runs: the recorded runs that prove the Definition here; of the dumped kernel, if any are.
     """
@@ -69,7 +72,6 @@ class Classified:
 
 
 def classified(dumps: Iterable[Dump], version: str) -> Iterator[Classified]:
-    """Yields the classification of each dump as soon as it is known."""
     with ReferenceWorker(waived=TIES) as worker:
         references = References(worker)
         for dump in dumps:
@@ -77,7 +79,7 @@ def classified(dumps: Iterable[Dump], version: str) -> Iterator[Classified]:
 
 
 def classify(dump: Dump, version: str, references: References) -> Classified:
-    """What a dump is: the first Definition here with its contract whose oracle its reference meets."""
+    """The match of a dump: the first Definition here with its contract whose oracle its reference meets."""
     candidates = matches(dump, version)
     if not candidates:
         return Classified(dump, UNKNOWN, reasons=("no family here has this template",))
@@ -85,6 +87,8 @@ def classify(dump: Dump, version: str, references: References) -> Classified:
     for match in candidates[:MOST_CANDIDATES]:
         found = _against(dump, match, references)
         if found.kind != ANOTHER:
+            return found
+        if found.verdict is not None and found.verdict.failure is not None and found.verdict.failure.kind in ENDLESS:
             return found
         closest = closest or found
         if closest.verdict is None and found.verdict is not None:
@@ -94,13 +98,14 @@ def classify(dump: Dump, version: str, references: References) -> Classified:
 
 
 def _against(dump: Dump, match: Match, references: References) -> Classified:
-    """A dump compared with one Definition: contract first, then values."""
     contract = differences(dump, match)
     runs = _runs(match)
     if any(line.startswith("input ") for line in contract):
         return Classified(dump, ANOTHER, match, tuple(contract), runs=runs)
+    if not dump.definition.reference.strip():
+        return Classified(dump, UNKNOWN, match, (*contract, "it has no reference: nothing can be judged"))
     try:
-        verdict = references.judge(normalized(dump, match))
+        verdict = references.judge(normalized(dump, match), match.alias.without)
     except DumpError as error:
         return Classified(dump, ANOTHER, match, (*contract, str(error)), runs=runs)
     if verdict.failure is not None or not verdict.passed:
@@ -121,25 +126,24 @@ def _runs(match: Match) -> tuple[Entry, ...]:
 
 
 class References:
-    """Judges references by the oracles of families. Dumps of one template at several sizes share their small twin.
-
-    Args:
-        worker: where they run.
-        examples: drawn cases that must count, in addition to the corners.
-        seed: of all cases.
-    """
+    """Judges references by the oracles of families. Dumps of one template at several sizes share their small twin."""
 
     def __init__(self, worker: ReferenceWorker, examples: int = EXAMPLES, seed: int = 0) -> None:
         self._worker, self._examples, self._seed = worker, examples, seed
         self._twins: dict[Hashable, Verdict] = {}
 
-    def judge(self, definition: Definition) -> Verdict:
+    def judge(self, definition: Definition, without: Collection[str] = ()) -> Verdict:
         """The verdict on a `normalized` reference, as `judge` gives of a kernel, by the smallest case that it fails.
+
+        Outputs that it is `without` are not judged.
 
         Most cases have the sizes of the family's small twin, which keeps what no shape shows, such as a window; a few
         have the Definition's own, where these take about a second.
         """
         family = with_own_constants(definition, family_of(definition))
+        if without:
+            kept = {name: spec for name, spec in definition.outputs.items() if name not in without}
+            definition, family = dataclasses.replace(definition, outputs=kept), _returning(family, kept)
         job = Job(definition, dataclasses.replace(family, strided=()), None, "cpu")  # dumps do not tell strides
         key = twin_key(job)
         if key not in self._twins:
@@ -151,8 +155,10 @@ class References:
         if verdict.failure is None:
             real = _Judged(full, self._worker).verdict(0, self._seed)
             return real if real.failure is not None else verdict
-        if verdict.failure.kind == "raised" and "AssertionError" in verdict.failure.message:
+        if "AssertionError" in verdict.failure.message:
             return _Judged(full, self._worker).verdict(self._examples, self._seed)  # it has its sizes written into it
+        if "has the shape" in verdict.failure.message:
+            return _Judged(full, self._worker).verdict(0, self._seed)  # it computes with one of its sizes
         return verdict
 
     def _of_twin(self, job: Job) -> Verdict:
@@ -168,16 +174,23 @@ class References:
         return first
 
 
-class _Judged:
-    """The judgment of a reference on inputs of one kind."""
+def _returning(family: Family, outputs: Collection[str]) -> Family:
+    """The family with these outputs alone."""
 
+    def kept(policies: Mapping[str, Policy]) -> dict[str, Policy]:
+        return {name: policy for name, policy in policies.items() if name in outputs}
+
+    def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+        return {name: one for name, one in family.oracle(definition, inputs).items() if name in outputs}
+
+    kernels = tuple(dataclasses.replace(one, compare=kept(one.compare)) for one in family.kernels)
+    return dataclasses.replace(family, compare=kept(family.compare), kernels=kernels, oracle=oracle, relations=())
+
+
+class _Judged:
     def __init__(self, judged: JudgedInputs, worker: ReferenceWorker) -> None:
         self._job, self._worker, self._left = judged.job, worker, standards(judged)
-        own, sized = self._job.definition.const_axes, self._job.sized.const_axes
-        sizes = "own" if self._job.sized is self._job.definition else "twin"
-        self._verdict = Verdict(self._job.definition.name, "the dumped reference", "cpu", sizes)
-        self._verdict.twin = {axis: value for axis, value in sized.items() if value != own[axis]}
-        self._verdict.limited_to = judged.limited_to
+        self._verdict = Verdict.about(judged.job, "the dumped reference", limited_to=judged.limited_to)
         self._other_dtypes: dict[str, None] = {}
 
     @torch.no_grad()
@@ -222,27 +235,24 @@ class _Judged:
         inputs, axes = job.family.inputs_and_axes(job.sized, case.plan, case.seed, "cpu")
         size = sum(value.numel() for value in inputs.values() if isinstance(value, torch.Tensor))
         self._verdict.calls += 1
+        if failure := self._failure(case, inputs, axes):
+            return failure.at(axes, case.plan, case.seed), size
+        self._verdict.reached(axes)
+        return None, size
+
+    def _failure(self, case: Case, inputs: Inputs, axes: dict[str, int]) -> Failure | None:
+        job = self._job
         try:
             found = self._worker.run(job.sized, inputs, case.call_seed)
             outputs = self._in_declared_dtypes(numbers_as_tensors(job.sized, found, _CPU))
         except ReferenceFailed as failed:
-            return Failure(failed.kind, failed.message).at(axes, case.plan, case.seed), size
+            return Failure(failed.kind, failed.message)
         except InputError as error:
-            return Failure("outputs", str(error).removeprefix(f"{job.definition.name}: ")).at(
-                axes, case.plan, case.seed
-            ), size
+            return Failure("outputs", str(error).removeprefix(f"{job.definition.name}: "))
         if lines := misfits(job.sized, axes, outputs, _CPU):
-            return Failure("outputs", "; ".join(lines)).at(axes, case.plan, case.seed), size
+            return Failure("outputs", "; ".join(lines))
         expected = job.family.expected(job.sized, inputs)
-        failed_by = [(one, one.failure(job, inputs, outputs, expected)) for one in self._left]
-        wrong = [failure for _, failure in failed_by if failure is not None]
-        if len(wrong) == len(failed_by):
-            least = min(wrong, key=lambda one: one.ratio if one.ratio == one.ratio else float("inf"))
-            return least.at(axes, case.plan, case.seed), size
-        self._left[:] = [standard for standard, failure in failed_by if failure is None]
-        for axis, value in axes.items():
-            self._verdict.largest[axis] = max(value, self._verdict.largest.get(axis, 0))
-        return None, size
+        return unmet(self._left, [one.failure(job, inputs, outputs, expected) for one in self._left])
 
     def _in_declared_dtypes(self, outputs: Outputs) -> Outputs:
         """The outputs. One in another floating or integer dtype is converted first: its values are judged."""
@@ -258,14 +268,13 @@ class _Judged:
 
 
 def _urgency(failed: tuple[float, Failure]) -> tuple[bool, bool, float]:
-    """What comes first among failed cases, of which the size is known: wrong values, NaN or infinite, small cases."""
+    """The order of failed cases whose size is known: wrong values, NaN or infinite, small cases."""
     size, failure = failed
     finite = not failure.index or math.isfinite(failure.got) or not math.isfinite(failure.wanted)
     return failure.kind != "values", finite, size
 
 
 def counts(found: Sequence[Classified]) -> dict[str, tuple[int, int]]:
-    """Of each class, the number of dumps and the number of their calls."""
     return {
         kind: (len(own), sum(one.dump.calls for one in own))
         for kind in CLASSES

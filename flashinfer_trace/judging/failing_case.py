@@ -14,6 +14,7 @@ import torch
 
 from flashinfer_trace.families import family_of
 from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.format.roots import PACKAGE
 from flashinfer_trace.harness.cases import Case
 from flashinfer_trace.harness.far import far_rows
 from flashinfer_trace.harness.job import Job
@@ -27,18 +28,21 @@ if TYPE_CHECKING:
     from flashinfer_trace.harness.family import Family
 
 
-#: Beside this module: the program that repeats a failure.
-REPEAT = Path(__file__).with_name("repeat_case.py")
+#: Modules that repeat a failure without the rest of this package: name in a saved case -> module.
+PROGRAM = {
+    "repeat.py": "judging/repeat_case.py",
+    "loading.py": "judging/loading.py",
+    "far_rows.py": "sandbox/far_rows.py",
+}
 
 
 @dataclass(frozen=True)
 class FailingCase:
-    """One case that a submission failed. All tensors are on the CPU.
+    """One case that a submission failed. All tensors are on the CPU; call_seed is that of torch's generators in the
+    call.
 
     Attributes:
         definition: at the sizes at which it was judged.
-        axes, plan, seed, call_seed: of the case; the last one is that of torch's generators during the call.
-        kind: of the failure.
         inputs: tensors and numbers by name, with their strides.
         expected: of each output, float64 or integers.
         bound: of each output whose elements are judged one by one, float64: the largest right error.
@@ -59,7 +63,7 @@ class FailingCase:
     fill: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def save(self, directory: Path, submission: Submission | None = None) -> None:
-        """Writes ``{inputs,expected,bound,got,fill}.safetensors``, ``case.json``, ``repeat.py`` and the kernel's files.
+        """Writes ``{inputs,expected,bound,got,fill}.safetensors``, ``case.json``, `PROGRAM` and the kernel's files.
 
         ``python repeat.py`` calls the kernel on these inputs and compares: it needs torch, safetensors and what the
         kernel imports, and exits with 1 if the kernel is wrong again.
@@ -84,47 +88,40 @@ class FailingCase:
                 name: {"stride": list(value.stride())} if name in tensors else {"number": value}
                 for name, value in self.inputs.items()
             },
-            "outputs": {name: spec.dtype for name, spec in self.definition.outputs.items()},
             **{"axes": dict(self.axes), "plan": dict(self.plan), "seed": self.seed},
             **({"far": far_rows(self.definition).to_json()} if self.plan.get(LAYOUT) == FAR else {}),
             **_copied(submission, directory),
         }
         (directory / "case.json").write_text(json.dumps(case, indent=2, allow_nan=True) + "\n", encoding="utf-8")
-        shutil.copyfile(REPEAT, directory / "repeat.py")
+        for name, module in PROGRAM.items():
+            shutil.copyfile(PACKAGE / module, directory / name)
 
 
 def _copied(submission: Submission | None, directory: Path) -> dict[str, Any]:
-    """Copies a submission's files; where its function is, and whether it writes into outputs, if it says so."""
+    """Copies a submission's files; its request, with the place of its function among them."""
     if submission is None or submission.kernel is not None or not submission.file:
         return {}
     with submission.on_disk() as request:
         path = Path(request["path"])
-        root = Path(request.get("root", path.parent))
         if submission.sources:
-            shutil.copytree(root / "submission", directory / "submission")
-            place = path.relative_to(root)
+            shutil.copytree(Path(request["root"]) / "submission", directory / "submission")
+            place = path.relative_to(request["root"])
         else:
-            place = Path("submission") / path.name
+            place = Path("submission", path.name)
             (directory / "submission").mkdir()
             shutil.copyfile(path, directory / place)
-    if "language" in request:
-        return {}  # the script calls Python
-    return {
-        "kernel": place.as_posix(),
-        "package": bool(submission.sources),
-        "function": request.get("name"),
-        "destination": request.get("destination"),
-    }
+    # The script calls Python.
+    return {} if "language" in request else {"kernel": {**submission.request, "path": place.as_posix()}}
 
 
 @dataclass(frozen=True)
 class KeptCase:
-    """What a verdict keeps of a case: only what the call left cannot be made again. Other processes can have it.
+    """The part of a case that a verdict keeps: only the results of the call cannot be made again. Other processes can
+    have it.
 
     Attributes:
-        definition, root: at the sizes to run, as JSON, and of which dataset.
-        plan, seeds: of the case: of its elements, and of torch's generators during the call.
-        kind, standard: of the failure.
+        definition: at the sizes to run, as JSON.
+        seeds: of the case: of its elements, and of torch's generators during the call.
         left: what the call left, and what outputs held before it, as `torch.save` writes them.
     """
 
@@ -154,7 +151,6 @@ class KeptCase:
         return cls(sized, root, dict(case.plan), seeds, *failed, written.getvalue())
 
     def made_again(self) -> FailingCase:
-        """All tensors of the case."""
         definition = Definition.from_dict(self.definition, root=self.root)
         family, (seed, call_seed) = family_of(definition), self.seeds
         inputs, axes = family.inputs_and_axes(definition, self.plan, seed, "cpu")

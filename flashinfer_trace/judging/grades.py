@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,23 +23,21 @@ REFERENCE = "the reference"
 
 @dataclass
 class Standard:
-    """The bounds of the reference or of one kernel, and how a submission did under them.
+    """The bounds of the reference or of a kernel, and how a submission did under them.
 
     Attributes:
-        label: `REFERENCE`, or the kernel's label.
-        policies: by output.
-        elsewhere: those of the reference, for inputs that the kernel never met (`vouches_for` of its plan options).
-        options: its plan options.
+        kernels: those that have these bounds, by their number in the family.
+        elsewhere: policies of the reference, for inputs that the kernel never met, for which it does not vouch.
         cases, vacuous: of those that it passed, how many could have failed, and how many could not.
-        figures: of each output.
         pool: what is added up over all cases.
         signs: of each output, how its errors lean over all cases.
     """
 
     label: str
     policies: Mapping[str, Policy]
+    kernels: dict[int, str] = field(default_factory=dict)
     elsewhere: Mapping[str, Policy] = field(default_factory=dict)
-    options: object | None = None
+    vouches_for: Callable[[Inputs], bool] | None = None
     cases: int = 0
     vacuous: int = 0
     figures: dict[str, OutputFigures] = field(default_factory=dict)
@@ -47,8 +46,7 @@ class Standard:
 
     def failure(self, job: Job, inputs: Inputs, outputs: Outputs, expected: Mapping[str, Expected]) -> Failure | None:
         """How outputs fail this standard; None if they meet it, which is then counted."""
-        vouches = getattr(self.options, "vouches_for", None)
-        policies = self.policies if vouches is None or vouches(inputs) else self.elsewhere
+        policies = self.policies if self.vouches_for is None or self.vouches_for(inputs) else self.elsewhere
         compared = evaluate(policies, outputs, expected)
         wrong = {name: comparison for name, comparison in compared.items() if not comparison.passed}
         if wrong:
@@ -92,15 +90,19 @@ class Standard:
             figures.error = max(figures.error, comparison.error)
 
 
+def unmet(left: list[Standard], failures: Sequence[Failure | None]) -> Failure | None:
+    """Takes the standards that were failed from `left`; the closest failure instead if none would be left."""
+    wrong = [one for one in failures if one is not None]
+    if len(wrong) == len(left):
+        return min(wrong, key=lambda one: math.inf if math.isnan(one.ratio) else one.ratio)
+    left[:] = [one for one, failed in zip(left, failures, strict=True) if failed is None]
+    return None
+
+
 @dataclass(frozen=True)
 class JudgedInputs:
-    """Inputs of one kind, and the standards that apply to them.
-
-    Attributes:
-        job: says which plans may be drawn.
-        kernels: those whose standards apply, in addition to the reference's.
-        limited_to: which inputs these are, in words; empty for all valid ones.
-    """
+    """Inputs of one kind (in words in `limited_to`, empty for all valid ones), and the kernels whose standards
+    apply."""
 
     job: Job
     kernels: Sequence[Kernel]
@@ -108,10 +110,21 @@ class JudgedInputs:
 
 
 def standards(judged: JudgedInputs) -> list[Standard]:
-    """The standards of one kind of inputs, the reference's first."""
-    family, own = judged.job.family, judged.job.family.policies()
-    kernels = [Standard(each.label, family.policies(each), own, each.plan_options) for each in judged.kernels]
-    return [Standard(REFERENCE, own), *kernels]
+    """The standards of one kind of inputs, the reference's first. Kernels that have the same policies share one."""
+    own = judged.job.family.policies()
+    found = [Standard(REFERENCE, own)]
+    for number, kernel in enumerate(judged.kernels):
+        policies, vouches = judged.job.family.policies(kernel), getattr(kernel.plan_options, "vouches_for", None)
+        same = [one for one in found if vouches is one.vouches_for is None and _are(policies, one.policies)]
+        if not same:
+            same = [Standard(kernel.label, policies, {}, own, vouches)]
+            found += same
+        same[0].kernels[number] = kernel.label
+    return found
+
+
+def _are(first: Mapping[str, Policy], second: Mapping[str, Policy]) -> bool:
+    return first.keys() == second.keys() and all(first[name] is second[name] for name in first)
 
 
 def kinds_of_inputs(job: Job) -> list[JudgedInputs]:
@@ -148,7 +161,6 @@ def limited(job: Job, kernels: Sequence[Kernel]) -> JudgedInputs:
 
 
 def _in_words(options: Any) -> list[str]:
-    """The options of a family that a kernel has otherwise than by default."""
     values = {one.name: getattr(options, one.name) for one in dataclasses.fields(options)}
     usual = {one.name: one.default for one in dataclasses.fields(options)}
     changed = {name: value for name, value in values.items() if value != usual[name]}

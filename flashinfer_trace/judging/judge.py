@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import random
 import secrets
@@ -30,7 +29,15 @@ from flashinfer_trace.harness.layouts import FAR, LAYOUT
 from flashinfer_trace.judging.diagnosis import diagnosed
 from flashinfer_trace.judging.draws import unrandom
 from flashinfer_trace.judging.failing_case import KeptCase
-from flashinfer_trace.judging.grades import REFERENCE, JudgedInputs, Standard, kinds_of_inputs, limited, standards
+from flashinfer_trace.judging.grades import (
+    REFERENCE,
+    JudgedInputs,
+    Standard,
+    kinds_of_inputs,
+    limited,
+    standards,
+    unmet,
+)
 from flashinfer_trace.judging.more_plans import judged_cases, longer_plans
 from flashinfer_trace.judging.output_form import filled_outputs, outputs_of, with_unwritten, wrong_form
 from flashinfer_trace.judging.process import Answer, Failed, Launch, SubmissionProcess
@@ -42,22 +49,11 @@ from flashinfer_trace.judging.submission import (
     from_callable,
     from_path,
 )
-from flashinfer_trace.judging.twin_sizes import JudgedTwins, small_by_default, twins_of, unseen, with_own_constants
+from flashinfer_trace.judging.twin_sizes import JudgedTwins, small_by_default, twins_of
 from flashinfer_trace.judging.user_inputs import LARGEST_SEED, device_name, whole_number
 from flashinfer_trace.judging.verdict import Failure, Grade, Verdict
 from flashinfer_trace.sandbox.fork_server import ServerEnded
 from flashinfer_trace.verdict.compare import Expected
-
-__all__ = [
-    "EXAMPLES",
-    "as_submission",
-    "checked",
-    "graded",
-    "judge",
-    "small_by_default",
-    "unseen",
-    "with_own_constants",
-]
 
 #: Drawn cases that count, in addition to corners and repeated ones.
 EXAMPLES = 20
@@ -146,7 +142,7 @@ def as_submission(kernel: Submission | Callable[..., Any] | str | Path, device: 
     if isinstance(kernel, (str, Path)):
         return from_path(str(kernel))
     if not callable(kernel):
-        raise SubmissionError(f"a {type(kernel).__name__} is no kernel; give a file or a callable")
+        raise SubmissionError(f"a {type(kernel).__name__} is not a kernel; give a file or a callable")
     if str(device).partition(":")[0] == "cuda":
         raise SubmissionError(
             "CUDA cannot be forked with a callable of this process; write it to a file and give FILE.py"
@@ -166,8 +162,6 @@ def served(submission: Submission, server: Server | None) -> Iterator[Server]:
 
 @dataclass(frozen=True)
 class _Judgment:
-    """One judgment of one submission."""
-
     submission: Submission
     request: Mapping[str, Any]
     server: Server
@@ -204,12 +198,8 @@ class _Judgment:
 
     def _on(self, judged: JudgedInputs, known: Kernel | None) -> Verdict:
         job = judged.job
-        own, sized = job.definition.const_axes, job.sized.const_axes
-        sizes = "own" if job.sized is job.definition else "twin"
-        about = job.definition.name, self.submission.label, job.device, sizes
-        verdict = Verdict(*about, by_default=self.by_default, seed=self.seed)
-        verdict.twin = {axis: value for axis, value in sized.items() if value != own[axis]}
-        verdict.cut = {axis: own[axis] for axis in self.twins.cut}
+        cut = {axis: job.definition.const_axes[axis] for axis in self.twins.cut}
+        verdict = Verdict.about(job, self.submission.label, by_default=self.by_default, seed=self.seed, cut=cut)
         inputs, outputs = list(job.sized.inputs), list(job.sized.outputs)
         request = {**self.request, **({"definition": job.sized.to_dict()} if known else {})}
         left = standards(judged)
@@ -250,7 +240,8 @@ def graded(verdict: Verdict, left: list[Standard]) -> Verdict:
         verdict.code = (verdict.unjudged and verdict.failure.excuse) or verdict.failure.kind
         return verdict
     verdict.outputs = best.figures
-    verdict.alike = [one.label for one in left if one.label != REFERENCE]
+    kernels = {number: label for one in left for number, label in one.kernels.items()}
+    verdict.alike = [kernels[number] for number in sorted(kernels)]
     if best.cases:
         verdict.capped = best.label == REFERENCE and verdict.sizes == "twin"
         verdict.grade = Grade.REFERENCE if best.label == REFERENCE and not verdict.capped else Grade.KERNEL
@@ -294,15 +285,9 @@ class _Run:
             left -= excused is not None
             if excused is not None and (self.left[0].cases or not left):
                 return excused
-        return first or excused or self._pooled() or self._unrandom(seed)
-
-    def _pooled(self) -> Failure | None:
-        """The failure that all cases together show, if it leaves no standard."""
-        failures = [one.of_all_cases() for one in self.left]
-        if all(failures):
-            return min((one for one in failures if one is not None), key=_distance)
-        self.left[:] = [one for one, failed in zip(self.left, failures, strict=True) if failed is None]
-        return None
+        if failure := first or excused or unmet(self.left, [one.of_all_cases() for one in self.left]):
+            return failure
+        return self._unrandom(seed)
 
     @torch.no_grad()
     def longer(self, families: Sequence[Family], seed: int) -> Failure | None:
@@ -347,7 +332,6 @@ class _Run:
         return bool(excuse) and not self.left[0].cases
 
     def _case(self, case: Case) -> Failure | None:
-        """Runs one case; the failure if it leaves no standard."""
         job = self.job
         inputs, axes = job.family.inputs_and_axes(job.sized, case.plan, case.seed, job.device)
         counted = self.left[0].cases
@@ -389,7 +373,6 @@ class _Run:
         poisoned: Mapping[str, torch.Tensor],
         expected: Mapping[str, Expected],
     ) -> Failure:
-        """The failure of a call that returned, with all that is known of it."""
         failure = dataclasses.replace(failure, printed=self.process.printed)
         if failure.kind != "values" or failure.output not in answer.outputs:
             return failure
@@ -401,7 +384,6 @@ class _Run:
         return with_unwritten(told, answer, poisoned)
 
     def _count(self, case: Case, axes: Mapping[str, int]) -> None:
-        """Counts a case in that could have failed."""
         verdict, kv_lens = self.verdict, case.plan.get("kv_lens", [])
         verdict.corners += case.kind == "corner"
         verdict.repeated += case.kind == "repeated"
@@ -409,11 +391,9 @@ class _Run:
         for queries, keys in zip(q_lens, kv_lens, strict=True):
             if (queries, keys) > tuple(verdict.longest.values()):
                 verdict.longest = {"queries": queries, "keys": keys}
-        for axis, value in axes.items():
-            verdict.largest[axis] = max(value, verdict.largest.get(axis, 0))
+        verdict.reached(axes)
 
     def _unrandom(self, seed: int) -> Failure | None:
-        """The failure of a sampler whose draws are not random."""
         if not any(kernel.seeded for kernel in self.job.family.kernels):
             return None
         try:
@@ -430,24 +410,14 @@ def checked(
     left: list[Standard],
     in_place: Collection[str] = (),
 ) -> Failure | None:
-    """The error in the outputs of one call; None if a standard is met. Standards that it fails are removed.
-
-    Args:
-        job, inputs, expected: what it had to compute.
-        left: standards that earlier calls met.
-        in_place: inputs that it may change.
-    """
+    """The error in the outputs of one call; None if a standard is met. Standards that it fails leave `left`."""
     device = device_of(inputs)
     outputs = outputs_of(job.sized, answer, device)
     axes = job.sized.bind_axes(inputs)
     wrong = _misbehavior(answer, in_place) or wrong_form(job.sized, axes, answer, outputs, device)
     if wrong is not None:
         return wrong
-    failures = [one.failure(job, inputs, outputs, expected) for one in left]
-    if all(failures):
-        return min((one for one in failures if one is not None), key=_distance)
-    left[:] = [one for one, failed in zip(left, failures, strict=True) if failed is None]
-    return None
+    return unmet(left, [one.failure(job, inputs, outputs, expected) for one in left])
 
 
 def _misbehavior(answer: Answer, in_place: Collection[str]) -> Failure | None:
@@ -462,19 +432,10 @@ def _misbehavior(answer: Answer, in_place: Collection[str]) -> Failure | None:
     return None
 
 
-def _distance(failure: Failure) -> float:
-    return math.inf if math.isnan(failure.ratio) else failure.ratio
-
-
 def replay_line(
     submission: Submission, verdict: Verdict, definition: Definition, examples: int, limits: RunLimits
 ) -> str:
-    """What repeats a verdict on a submission: a command if it is a file and the command has options for its limits.
-
-    Args:
-        submission, verdict, definition: what was judged, how it did, and against what.
-        examples, limits: as `judge` took them.
-    """
+    """Repeats a verdict on a submission: a command if it is a file and the command has options for its limits."""
     given = limits.given
     if not submission.file or given is None:
         return _call(submission, verdict, examples, limits)

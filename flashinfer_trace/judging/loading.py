@@ -1,4 +1,6 @@
-"""Finds the function of a submission, and how it wants to be called. Runs in the submission's process."""
+"""Finds the function of a submission, and how it wants to be called. Runs in the submission's process, and where a
+saved case is repeated: it imports nothing of this package.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,6 @@ from inspect import Parameter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-
-from flashinfer_trace.judging.compiled import built
-from flashinfer_trace.sandbox.shared_memory import memory_of
 
 #: Names that are looked for in a file when none is given, in this order.
 USUAL_NAMES = ("run", "ModelNew", "kernel")
@@ -58,12 +57,7 @@ KNOWN_BEFORE = (
 @dataclass(frozen=True)
 class Planned:
     """A submission with `plan` and `run`, as FlashInfer's wrappers have them: a call is both, one after the other.
-
-    Attributes:
-        plan: takes the inputs by name, and passes on those that the submission's `plan` names.
-        run: as any other submission.
-        names: of the inputs that it plans with.
-    """
+    `names` are the inputs that it plans with."""
 
     plan: Callable[[dict[str, Any]], None]
     run: Submitted
@@ -79,16 +73,12 @@ class ReturnError(Exception):
 
 
 def load(request: Mapping[str, Any], device: str, inputs: Sequence[str], outputs: Sequence[str]) -> Submitted:
-    """The function that a request describes (see `submission.Submission`).
+    """The Python function that a request describes (see `submission.Submission`).
 
     Raises:
         LoadError: the function does not exist, or does not take the inputs.
         BaseException: whatever the submitted code raises while it is imported.
     """
-    if request["kind"] == "known":
-        return _known(request)
-    if "language" in request:
-        return bound(built(request, device), device, inputs, outputs, request["destination"])
     module = _module(request)
     return bound(_found(module, request), device, inputs, outputs, request.get("destination"), module)
 
@@ -107,8 +97,6 @@ def bound(
         found: takes the inputs, by name if its parameters have their names or are ``**kwargs``, in the Definition's
             order otherwise; and the outputs after them if it writes into memory that it is given.
         device: where a module's parameters go.
-        inputs: names, in the Definition's order.
-        outputs: names, in the Definition's order.
         destination: whether it writes into outputs; None to read that from its parameters.
         module: where `get_init_inputs` is looked up, as KernelBench's problems define it.
     """
@@ -144,7 +132,6 @@ def bound(
 
 
 def _has_plan(found: Any) -> bool:
-    """Whether a class or object has `plan` and `run`."""
     return callable(getattr(found, "plan", None)) and callable(getattr(found, "run", None))
 
 
@@ -172,7 +159,6 @@ def _planned(plan: Callable[..., Any], run: Submitted, inputs: Sequence[str]) ->
 
 
 def _made(found: type, module: ModuleType | None) -> Any:
-    """An object of a class."""
     told = hasattr(module, "get_init_inputs")
     arguments = module.get_init_inputs() if module is not None and told else []
     try:
@@ -216,7 +202,7 @@ def _as_given(output: Any, before: Any) -> bool:
     import torch
 
     enough = output.dtype != torch.bool or output.numel() >= BOOLEANS
-    return enough and torch.equal(memory_of(output), memory_of(before))
+    return enough and torch.equal(*(value.flatten().view(torch.uint8) for value in (output, before)))
 
 
 def _module(request: Mapping[str, Any]) -> ModuleType:
@@ -237,7 +223,6 @@ def _module(request: Mapping[str, Any]) -> ModuleType:
 
 
 def _found(module: ModuleType, request: Mapping[str, Any]) -> Any:
-    """The function, class or module object that is judged."""
     name, file = request["name"], Path(request["path"]).name
     if name is not None:
         if not hasattr(module, name):
@@ -254,9 +239,11 @@ def _found(module: ModuleType, request: Mapping[str, Any]) -> Any:
         return getattr(module, launched[0])
     if usual:
         return getattr(module, usual[0])
+    usual_names = ", ".join(USUAL_NAMES)
+    if not own:
+        raise LoadError(f"the file defines no function or class; define run, or another of {usual_names}")
     raise LoadError(
-        f"none of {', '.join(USUAL_NAMES)} is defined, and of {own} none is the only one; "
-        f"name the one to judge: FILE:FUNCTION"
+        f"none of {usual_names} is defined, and of {own} none is the only one; name the one to judge: FILE:FUNCTION"
     )
 
 
@@ -270,7 +257,6 @@ def _is_object(found: Any) -> bool:
 
 
 def _is_imported(found: Any, module: ModuleType) -> bool:
-    """Whether a function or class is another module's."""
     return (inspect.isroutine(found) or inspect.isclass(found)) and found.__module__ != module.__name__
 
 
@@ -290,31 +276,11 @@ def _public(module: ModuleType) -> list[str]:
     ]
 
 
-def _known(request: Mapping[str, Any]) -> Submitted:
-    """A real kernel of the Definition's own record, which the dataset verified: it may import the package."""
-    import torch
-
-    from flashinfer_trace.families import family_of
-    from flashinfer_trace.format.definition import Definition
-
-    definition = Definition.from_dict(request["definition"], root=Path(request["root"]))
-    (kernel,) = (one for one in family_of(definition).kernels if one.label == request["kernel"])
-    draw = kernel.seeded
-    if draw is not None:  # its adapter makes a seed of the inputs, for the harness; here each call has one
-        return lambda inputs, outputs: draw(definition, inputs, torch.initial_seed() % (1 << 31))
-    return lambda inputs, outputs: kernel.call(definition, inputs, outputs)
-
-
 def call_form(found: Any, inputs: Sequence[str], outputs: Sequence[str], destination: bool | None) -> CallForm:
     """How a function or module object is called.
 
-    Args:
-        found: the function.
-        inputs, outputs: names, in the Definition's order.
-        destination: whether it writes into outputs, as a Solution says; None to read that from its parameters.
-
     Raises:
-        LoadError: it does not take them.
+        LoadError: it does not take the inputs and outputs.
     """
     function = found.forward if hasattr(found, "forward") else found
     try:
@@ -343,7 +309,6 @@ def call_form(found: Any, inputs: Sequence[str], outputs: Sequence[str], destina
 
 
 def _takes(signature: inspect.Signature, count: int = 0, names: Sequence[str] = ()) -> bool:
-    """Whether a function can be called with so many arguments, and with these names."""
     try:
         signature.bind(*range(count), **dict.fromkeys(names))
     except TypeError:
@@ -367,21 +332,18 @@ def _other_names(
 def _mismatch(
     parameters: Sequence[Parameter], inputs: Sequence[str], outputs: Sequence[str], destination: bool | None
 ) -> str:
-    """The arguments that a function takes, and those that it must take."""
     stars: dict[object, str] = {Parameter.VAR_POSITIONAL: "*", Parameter.VAR_KEYWORD: "**"}
     takes = f"it takes {[stars.get(one.kind, '') + one.name for one in parameters]}"
     if destination is None:
-        return (
-            f"{takes}; it must take the inputs {list(inputs)}, and may take the outputs {list(outputs)} after them, to "
-            f"write into"
-        )
+        first, second = list(inputs), list(outputs)
+        return f"{takes}; it must take the inputs {first}, and may take the outputs {second} after them, to write into"
     if destination:
         return (
-            f"{takes}; destination_passing_style is true, so that it must take the inputs {list(inputs)} and after "
+            f"{takes}; destination_passing_style is true, so it must take the inputs {list(inputs)} and after "
             f"them the outputs {list(outputs)}, to write into; if it returns the outputs, set it to false in the "
             f"Solution's spec"
         )
     return (
-        f"{takes}; destination_passing_style is false, so that it must take the inputs {list(inputs)} alone and return "
+        f"{takes}; destination_passing_style is false, so it must take the inputs {list(inputs)} alone and return "
         f"the outputs; if it writes into outputs that it takes, set it to true in the Solution's spec"
     )

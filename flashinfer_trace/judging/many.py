@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace.dataset import store
+from flashinfer_trace.format.json_values import finite
 from flashinfer_trace.judging.submission import (
     RunLimits,
     Submission,
@@ -90,15 +91,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Settings:
-    """How all are judged.
-
-    Attributes:
-        device: ``cpu`` or ``cuda:N``.
-        examples, limits: as `judge` takes them.
-        seed: of the first line; each line has its own, or, without this, one of the system's entropy.
-        timed: whether right ones are timed together with real kernels.
-        version: of the code that judges.
-    """
+    """How all are judged: `seed` is that of the first line; without it, each has its own of the system's entropy."""
 
     device: str = "cpu"
     examples: int = 20
@@ -118,7 +111,7 @@ def numbers(text: str) -> list[int]:
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,3})(?:-(\d{1,3}))?\s*", part)
         if match is None or int(match[2] or match[1]) < int(match[1]):
-            raise ManyError(f"{part!r} is no GPU, nor a range of them; give such as 0-7 or 0,2")
+            raise ManyError(f"{part!r} is neither a GPU nor a range of GPUs; write 0-7 or 0,2")
         found += range(int(match[1]), int(match[2] or match[1]) + 1)
     return list(dict.fromkeys(found))
 
@@ -150,7 +143,7 @@ _EXAMPLE = '{"definition": "rmsnorm_h512", "file": "my_norm.py"}'
 
 def _task(number: int, data: Any, directory: Path) -> Task:
     if not isinstance(data, dict):
-        raise ValueError(f"is no JSON object; write one such as {_EXAMPLE}")
+        raise ValueError(f"is not a JSON object; write one such as {_EXAMPLE}")
     unknown, given = sorted(data.keys() - set(FIELDS)), [name for name in KERNELS if name in data]
     if unknown:
         raise ValueError(f"has unknown fields {unknown}; it may have {', '.join(FIELDS)}")
@@ -200,14 +193,7 @@ def _named_by(file: str, code: bytes) -> str:
 class Results:
     """The file of verdicts: a line is written at once, and whole or not at all to whoever reads it later.
 
-    A context manager, which keeps a second run from the same file.
-
-    Args:
-        path: of the file; it may not exist yet. An incomplete last line, left by a killed run, is cut off.
-        tasks: lines of others are errors.
-
-    Attributes:
-        lines: those that are there.
+    A context manager, which keeps a second run from the same file, and cuts off a last line that a killed run left.
     """
 
     def __init__(self, path: Path, tasks: Sequence[Task]) -> None:
@@ -247,7 +233,7 @@ class Results:
                 found = json.loads(line)
                 key = found["line"], found["submission_sha256"], found["definition"]
             except (ValueError, TypeError, KeyError) as error:
-                raise ManyError(f"{where}: is no verdict of check-many; give another --out") from error
+                raise ManyError(f"{where}: is not a verdict of check-many; give another --out") from error
             if self._tasks.pop(key, None) is None:
                 raise ManyError(
                     f"{where}: is about line {key[0]} of the submissions as it was before, or is doubled: lines may "
@@ -259,25 +245,14 @@ class Results:
 
     @property
     def missing(self) -> list[Task]:
-        """The tasks without a line."""
         return list(self._tasks.values())
 
     def add(self, line: dict[str, Any]) -> None:
-        """Writes a line."""
         del self._tasks[line["line"], line["submission_sha256"], line["definition"]]
-        data = (json.dumps(_finite(line), ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8", "replace")
+        data = (json.dumps(finite(line), ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8", "replace")
         while data:
             data = data[os.write(self._descriptor, data) :]
         self.lines.append(line)
-
-
-def _finite(value: Any) -> Any:
-    """The value with infinities and NaN as None."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def judged(task: Task, settings: Settings) -> dict[str, Any]:
@@ -303,7 +278,6 @@ def _unchanged(task: Task) -> bool:
 
 
 def _line(task: Task, device: str, seed: int, code: str) -> dict[str, Any]:
-    """A line without a verdict."""
     return {
         **{"line": task.line, "id": task.name, "submission_sha256": task.sha256, "definition": task.definition},
         **{"device": device, "gpu": "", "grade": "not judged", "passed": False, "code": "", "message": ""},
@@ -321,7 +295,6 @@ def lost(task: Task, settings: Settings, message: str) -> dict[str, Any]:
 
 
 def _found(submission: Submission, definition: str, seed: int, settings: Settings) -> dict[str, Any]:
-    """The verdict of the judge, and the times."""
     from flashinfer_trace.judging.judge import judge
 
     options: dict[str, Any] = {"device": settings.device, "examples": settings.examples, "seed": seed}

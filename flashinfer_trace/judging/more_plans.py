@@ -156,7 +156,6 @@ def _beside(job: Job, rows: int) -> dict[str, int]:
 
 
 def _bytes(definition: Definition, axis: str, rows: int) -> int:
-    """Memory of the inputs and outputs with so many rows, estimated."""
     axes = {**dict.fromkeys(definition.var_axes, 1), axis: rows}
     shapes = {**definition.input_shapes(axes), **definition.output_shapes(axes)}
     specs = {**definition.inputs, **definition.outputs}

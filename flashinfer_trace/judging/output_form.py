@@ -36,10 +36,10 @@ LARGEST = 127
 
 
 def filled_outputs(definition: Definition, inputs: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
-    """What outputs hold before a call: all NaN (integers: their smallest), as `poisoned_outputs` has it, in one call of
-    three; in the others, some or all elements are numbers such as a kernel before it could have left there. A kernel
-    can tell none of them from memory that a program has used. NaN has a payload that no computed NaN has, which shows
-    the elements that were never written."""
+    """The content of outputs before a call: all NaN (integers: their smallest), as `poisoned_outputs` has it, in one
+    call of three; in the others, some or all elements are numbers such as a kernel before it could have left there. A
+    kernel can tell none of them from memory that a program has used. NaN has a payload that no computed NaN has, which
+    shows the elements that were never written."""
     filled = poisoned_outputs(definition, inputs, seed)
     for value in filled.values():
         if value.dtype in PAYLOADS:

@@ -40,7 +40,7 @@ class Answer:
     """The result of one call.
 
     Attributes:
-        outputs: by name, as they were in the memory when the call returned.
+        outputs: as they were in the memory when the call returned.
         returned: what the submission says of each value that it returned, by name; empty if it returned nothing.
         changed: inputs that hold other bits than before.
         outside: whether it wrote outside the tensors that it was given.
@@ -59,7 +59,6 @@ class Timing:
     """How calls are timed.
 
     Attributes:
-        repeats: calls.
         flush: bytes that are written before each call to evict its inputs from the cache; 0 writes nothing.
         warm_up: how often they are written before the first call, for clocks to rise.
         graph: whether calls are captured, and replayed as a CUDA graph.
@@ -76,7 +75,6 @@ class Timed:
     """The results of timed calls.
 
     Attributes:
-        answers: of each call.
         calls: seconds of each call by phase: ``total``, also ``plan`` and ``run`` if a kernel has both; and
             ``ahead``: 1 if all of it was launched before the GPU began it, else 0.
         outside: seconds of all of them together, flushes included, by the judge's clock.
@@ -111,15 +109,8 @@ class SubmissionProcess(ConfinedProcess):
         self.close()
 
     def loading(self, told: Mapping[str, Any], libraries: frozenset[str]) -> SubmissionProcess:
-        """Tells the process what to load, and returns this object.
-
-        Args:
-            told: what, and for which device.
-            libraries: that it will have imported; none if it runs anybody else's kernel, and is not used again.
-
-        Raises:
-            Failed: it has ended.
-        """
+        """Tells the process what to load, and returns this object. `libraries` will have been imported by it; none if
+        it runs anybody else's kernel, and is not used again."""
         self._device, self._libraries = str(told["device"]), libraries
         if told["submission"]["kind"] != "known" and self._printed is None:
             self._printed = Printed()
@@ -142,7 +133,6 @@ class SubmissionProcess(ConfinedProcess):
         self.end()
 
     def end(self, *, reap: bool = False) -> int:
-        """Ends the process, and what it started, and gives back the memory."""
         status = super().end(reap=reap)
         if self._printed is not None:
             self._printed.close()
@@ -153,7 +143,6 @@ class SubmissionProcess(ConfinedProcess):
 
     @property
     def printed(self) -> str:
-        """The end of what it has printed."""
         if self._printed is None:
             return ""
         self._printed.read()
@@ -171,7 +160,6 @@ class SubmissionProcess(ConfinedProcess):
         """Calls the submission on copies of the inputs.
 
         Args:
-            inputs: tensors on any device, and numbers.
             poisoned: of each output, what its memory holds before the call.
             seed: of torch's generators in the process.
             far: the rows that its process puts before these; only these come back.
@@ -191,15 +179,7 @@ class SubmissionProcess(ConfinedProcess):
     def timed(
         self, inputs: Mapping[str, Any], poisoned: Mapping[str, torch.Tensor], seed: int, timing: Timing
     ) -> Timed:
-        """Calls the submission several times on the same inputs, after a `call` or series with others like them.
-
-        Args:
-            inputs, poisoned, seed: as `call` takes them.
-            timing: how.
-
-        Raises:
-            Failed: it raised, took too long, or its process ended.
-        """
+        """As `call`, several times on the same inputs, after a `call` or series with others like them."""
         filled, request = self._filled(inputs, poisoned, seed, timing.repeats)
         hidden = filled.hide()
         self.ask({**request, "timing": asdict(timing)}, self._limits.first_call, "raised")
@@ -227,28 +207,15 @@ class SubmissionProcess(ConfinedProcess):
         return filled, {"size": filled.size, "slots": slots, "numbers": numbers, "seed": seed, **new_memory}
 
     def loaded(self) -> None:
-        """Waits until the submission is loaded; `plans` says then whether it has `plan` and `run`.
-
-        Raises:
-            Failed: it could not be.
-        """
+        """Waits until the submission is loaded; `plans` says then whether it has `plan` and `run`."""
         self.plans = self.answer("not-loaded").get("plans") is True
 
     def ask(self, request: Mapping[str, Any], seconds: float, kind: str) -> dict[str, Any]:
-        """Sends a request and waits for its answer.
-
-        Raises:
-            Failed: of `kind`, with what the process says went wrong; or it did not answer.
-        """
         self.tell(request, seconds)
         return self.answer(kind)
 
     def tell(self, request: Mapping[str, Any], seconds: float) -> None:
-        """Sends a request, which the process must answer within so many seconds from now.
-
-        Raises:
-            Failed: it has ended, or does not read.
-        """
+        """Sends a request, which the process must answer within so many seconds from now."""
         self.begin_request(seconds)
         self._asked = True
         descriptors = []
@@ -298,9 +265,6 @@ class Launch:
     Attributes:
         server: that it is forked from, or that has one that waits for a known kernel.
         request: the submission, as `Submission.on_disk` describes it.
-        inputs, outputs: names, in the Definition's order.
-        device: ``cpu``, ``cuda`` or ``cuda:N``.
-        limits: what it may take.
     """
 
     server: Server
@@ -311,11 +275,6 @@ class Launch:
     limits: RunLimits
 
     def start(self) -> SubmissionProcess:
-        """A process with the submission loaded.
-
-        Raises:
-            Failed: it could not be loaded, or an earlier one ended the server.
-        """
         process = self.begin()
         try:
             process.loaded()
@@ -325,11 +284,7 @@ class Launch:
         return process
 
     def begin(self) -> SubmissionProcess:
-        """A process that loads the submission meanwhile: `SubmissionProcess.loaded` waits for it.
-
-        Raises:
-            Failed: an earlier one ended the server.
-        """
+        """A process that loads the submission meanwhile: `SubmissionProcess.loaded` waits for it."""
         names = {"inputs": list(self.inputs), "outputs": list(self.outputs)}
         limits = {"memory_bytes": self.limits.memory_bytes}
         told = {"submission": dict(self.request), "device": self.device, **names, **limits}
@@ -344,7 +299,6 @@ class Launch:
 
 
 def returned_of(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """The process's description of the returned values."""
     returned = answer.get("returned")
     return returned if isinstance(returned, dict) else {}
 
@@ -371,7 +325,7 @@ def times_of(answer: Mapping[str, Any], repeats: int) -> list[dict[str, float]]:
     try:
         found = [{str(name): float(value) for name, value in call.items()} for call in times or []]
     except (TypeError, ValueError, OverflowError, AttributeError) as error:
-        raise Failed("protocol", "its process answered times that are none") from error
+        raise Failed("protocol", "its process answered values that are not times") from error
     right = all(0 < call.get("total", 0) < float("inf") and call.get("ahead") in (0, 1) for call in found)
     if len(found) != repeats or not right:
         raise Failed("protocol", f"its process answered {len(found)} times of {repeats}, or one that is not positive")

@@ -1,14 +1,13 @@
 """Repeats a case that a kernel failed, without flashinfer-trace: python repeat.py [FILE.py[:FUNCTION]] [--device cuda].
 
-It needs torch, safetensors and what the kernel imports. Exit status: 0 right, 1 wrong, whatever is raised.
+It needs torch, safetensors, the modules next to it, and what the kernel imports. Exit status: 0 right, 1 wrong,
+whatever is raised.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
-import inspect
 import json
 import sys
 from pathlib import Path
@@ -19,9 +18,8 @@ from safetensors.torch import load_file
 
 HERE = Path(__file__).resolve().parent
 CASE = json.loads((HERE / "case.json").read_text(encoding="utf-8"))
-USUAL_NAMES = ("run", "ModelNew", "kernel")
-#: Rows before those of the case, which push offsets past 32 bits, and the numbers to add to places among them.
-FAR = CASE.get("far", {key: {} for key in ("inputs", "outputs", "places", "offsets", "requests")})
+#: Rows before those of the case, which push offsets past 32 bits.
+FAR: Any = importlib.import_module("far_rows").FarRows(**CASE.get("far", {"inputs": {}, "outputs": {}}))
 
 
 def tensors(part: str) -> dict[str, torch.Tensor]:
@@ -31,89 +29,44 @@ def tensors(part: str) -> dict[str, torch.Tensor]:
 
 def inputs(device: str) -> dict[str, Any]:
     """The inputs, with the strides that they had; memory between strided rows is NaN."""
-    stored, found = tensors("inputs"), {}
+    stored, found = tensors("inputs"), dict[str, Any]()
     for name, one in CASE["inputs"].items():
         if "number" in one:
             found[name] = one["number"]
             continue
-        value, stride = stored[name], one["stride"]
+        value, stride = stored[name].to(device), one["stride"]
         steps = zip(value.shape, stride, strict=True)
         count = 1 + sum((size - 1) * step for size, step in steps) if value.numel() else 0
-        whole = torch.zeros(count, dtype=value.dtype)
-        if value.is_floating_point():
-            whole = torch.full((count,), float("nan")).to(value.dtype)
-        strided = whole.to(device).as_strided(value.shape, stride)
-        found[name] = strided.copy_(value) if 0 not in stride else value.to(device)
-        one = found[name]
-        if name in FAR["places"]:
-            found[name] = torch.where(one >= 0, one + FAR["places"][name], one)
-        elif name in FAR["offsets"]:
-            found[name] = torch.cat([one[:1], one[1:] + FAR["offsets"][name]])
-        elif name in FAR["requests"]:
-            found[name] = torch.cat([one[:1], one + FAR["requests"][name]])
-    return {name: behind(one, FAR["inputs"].get(name, 0)) for name, one in found.items()}
+        between = torch.full((count,), float("nan") if value.is_floating_point() else 0).to(device, value.dtype)
+        found[name] = between.as_strided(value.shape, stride).copy_(value) if 0 not in stride else value
+    given: dict[str, Any] = FAR.given(found)
+    return given
 
 
-def behind(value: Any, rows: int) -> Any:
-    """A tensor whose last rows are those of `value`, behind so many others."""
-    if not rows:
-        return value
-    whole = torch.empty((rows + len(value), *value.shape[1:]), dtype=value.dtype, device=value.device)
-    whole[rows:] = value
-    whole[:rows] = value[:1]
-    return whole
-
-
-def kernel(named: str | None) -> Any:
-    """The function of the submission, or of the file that is named."""
+def request(named: str | None) -> dict[str, Any]:
+    """Where the function of the submission is, or that of the file that is named."""
     file, _, function = (named or "").partition(":")
-    if not file and "kernel" not in CASE:
+    if file:
+        return {"kind": "file", "path": file, "name": function or None}
+    if "kernel" not in CASE:
         sys.exit("name the kernel: python repeat.py FILE.py[:FUNCTION]")
-    path = Path(file) if file else HERE / CASE["kernel"]
-    function = function or ("" if file else CASE.get("function") or "")
-    if not file and CASE["package"]:
-        sys.path.insert(0, str(HERE))
-        module = importlib.import_module(".".join(Path(CASE["kernel"]).with_suffix("").parts))
-    else:
-        sys.path.insert(0, str(path.parent))
-        spec = importlib.util.spec_from_file_location("repeated", path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["repeated"] = module
-        spec.loader.exec_module(module)
-    own = [name for name, one in vars(module).items() if getattr(one, "__module__", "") == module.__name__]
-    name = function or next((one for one in USUAL_NAMES if hasattr(module, one)), own[0] if own else "run")
-    found = getattr(module, name)
-    if inspect.isclass(found):
-        found = found(*(module.get_init_inputs() if hasattr(module, "get_init_inputs") else []))
-    return found
+    return {**CASE["kernel"], "root": str(HERE), "path": str(HERE / CASE["kernel"]["path"])}
 
 
-def call(function: Any, given: dict[str, Any], device: str) -> dict[str, torch.Tensor]:
-    """What the kernel computes, by output: it returns it, or writes it into memory that it is given."""
-    names = list(CASE["outputs"])
-    if hasattr(function, "plan") and hasattr(function, "run"):
-        function.plan(**{name: given[name] for name in inspect.signature(function.plan).parameters})
-        function = function.run
-    filled = {name: behind(one.to(device), FAR["outputs"].get(name, 0)) for name, one in tensors("fill").items()}
-    if isinstance(function, torch.nn.Module):
-        function = function.to(device).eval()
-    parameters = inspect.signature(getattr(function, "forward", function)).parameters
-    needed = [name for name, one in parameters.items() if one.default is one.empty and one.kind.value in (0, 1, 3)]
-    writes = CASE.get("destination")
-    if writes is None:
-        writes = set(names) <= set(parameters) or len(needed) == len(given) + len(names)
-    passed = {**given, **(filled if writes else {})}
+def outputs(named: str | None, device: str) -> dict[str, Any]:
+    """The kernel's results: it returns it, or writes it into memory that it is given."""
+    given, filled = inputs(device), FAR.filled({name: one.to(device) for name, one in tensors("fill").items()})
+    submitted = importlib.import_module("loading").load(request(named), device, list(given), list(filled))
     torch.manual_seed(CASE["call_seed"])
     with torch.no_grad():
-        by_name = set(passed) <= set(parameters)
-        returned = function(**passed) if by_name else function(*passed.values())
-    if writes:
-        return filled
-    if isinstance(returned, dict):
-        return returned
-    values = returned if isinstance(returned, (tuple, list)) else [returned]
-    return dict(zip(names, map(torch.as_tensor, values), strict=True))
+        found = submitted(given, dict(filled))
+    if found is None:
+        found = filled
+    elif not isinstance(found, dict):
+        values = found if isinstance(found, (tuple, list)) else [found]
+        found = dict(zip(filled, map(torch.as_tensor, values), strict=True))
+    own: dict[str, Any] = FAR.own(found, FAR.outputs)
+    return own
 
 
 def wrong(name: str, got: torch.Tensor, value: torch.Tensor, bound: torch.Tensor | None) -> int:
@@ -145,9 +98,7 @@ def main() -> int:
     options.add_argument("kernel", nargs="?")
     options.add_argument("--device", default="cpu")
     given = options.parse_args()
-    found = call(kernel(given.kernel), inputs(given.device), given.device)
-    expected, bounds = tensors("expected"), tensors("bound")
-    found = {name: one[FAR["outputs"].get(name, 0) :] if one.ndim else one for name, one in found.items()}
+    found, expected, bounds = outputs(given.kernel, given.device), tensors("expected"), tensors("bound")
     return int(sum(wrong(name, found[name], value, bounds.get(name)) for name, value in expected.items()) > 0)
 
 

@@ -32,7 +32,6 @@ _SECRET = re.compile("CREDENTIAL|KEY|PASSW|SECRET|TOKEN")
 
 
 def passed_on(name: str) -> bool:
-    """Whether a submission gets an environment variable."""
     return name in ENVIRONMENT or (name.startswith(PREFIXES) and not _SECRET.search(name.upper()))
 
 
@@ -41,13 +40,7 @@ SUBMISSIONS = Service("flashinfer_trace.judging.child", passed_on)
 
 @dataclass(frozen=True)
 class Idle:
-    """A process that ran known kernels and waits for the next one.
-
-    Attributes:
-        pipe, pid: of it.
-        device: that it has used.
-        libraries: that it has imported.
-    """
+    """A process that ran known kernels and waits for the next one; `libraries` were imported by it."""
 
     pipe: socket.socket
     pid: int
@@ -76,10 +69,6 @@ class Server(ForkServer):
     One that ran known kernels, and failed in nothing, waits for the next known kernel while half of the memory of its
     GPU is free: importing the libraries of kernels takes seconds, and no kernel of the dataset's own records has to be
     kept from what came before it. Anybody else's kernel has a process of its own.
-
-    Args:
-        fork: see `ForkServer`.
-        kernel: a callable of this process that the forked ones are to run; needs `fork`.
     """
 
     def __init__(self, fork: bool = False, kernel: object | None = None) -> None:
@@ -100,7 +89,6 @@ class Server(ForkServer):
         self.close()
 
     def keep(self, idle: Idle) -> None:
-        """Has a process wait for the next known kernel."""
         self._idle.append(idle)
 
     def take(self, library: str, device: str) -> Idle | None:
@@ -115,7 +103,6 @@ class Server(ForkServer):
                 return chosen
 
     def close(self) -> None:
-        """Ends all processes."""
         for one in self._idle:
             one.pipe.close()
         self._idle.clear()

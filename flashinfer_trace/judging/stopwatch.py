@@ -22,7 +22,7 @@ from flashinfer_trace.judging.after_call import Undisturbed, hush, stored, unhus
 
 globals()["__builtins__"] = dict(vars(builtins))  # a copy for the functions here, which a submission cannot change
 
-#: A point in time: an event on a GPU's stream, or nanoseconds.
+#: A moment: an event on a GPU's stream, or nanoseconds.
 Mark = Any
 
 #: Cycles, about four milliseconds, in which a GPU waits for what is launched next: twice what a processor takes to
@@ -174,12 +174,8 @@ class TimedCalls:
         self._known: list[tuple[int, int]] = []
 
     def plan_with(self, plan: Callable[[], Any], known: list[tuple[int, int]]) -> None:
-        """Plans before each call, which is timed apart. Only the inputs that are known then hold no wrong words.
-
-        Args:
-            plan: of the submission.
-            known: where these inputs are, first byte and the one behind the last.
-        """
+        """Plans before each call, which is timed apart. Only the inputs that are known then (bytes from, to) have no
+        wrong words."""
         self._plan, self._known = plan, known
 
     def prepare(self, call: Callable[[], Any], outputs: dict[str, torch.Tensor]) -> None:
@@ -193,11 +189,7 @@ class TimedCalls:
     @torch.no_grad()
     def run(self, hidden: Mapping[str, Any]) -> dict[str, Any]:
         """Makes the calls, and waits for the last copy; the description of what was returned last. It leaves what runs
-        code of the submission by itself hushed.
-
-        Args:
-            hidden: words of the inputs, as `shared_memory.Filled.hide` gives them.
-        """
+        code of the submission by itself hushed. `hidden` are the words that `shared_memory.Filled.hide` gives."""
         hush()
         watch = self._stopwatch
         stream = current_stream() if self._memory.is_cuda else None

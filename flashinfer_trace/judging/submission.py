@@ -1,4 +1,4 @@
-"""What can be judged: a file, a Solution of flashinfer-bench, a callable, or a known kernel. Imports no torch."""
+"""A submission to judge: a file, a Solution of flashinfer-bench, a callable, or a known kernel. Imports no torch."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class RunLimits:
 
     Attributes:
         load, first_call, call: seconds to be loaded, for its first call, which compiles, and for others.
-        memory_bytes: of memory beyond what its process has before it is loaded, inputs and outputs included: address
-            space on a CPU, and what torch allocates on a GPU. None for no limit.
+        memory_bytes: of memory beyond what its process has before it is loaded, inputs and outputs included:
+            address space on a CPU, and what torch allocates on a GPU. None for no limit.
     """
 
     load: float = 120.0
@@ -76,7 +76,6 @@ class Submission:
     """One kernel to be judged.
 
     Attributes:
-        label: names it in reports.
         request: what its process is told: the kind (``file``, ``package``, ``known`` or ``forked``), and where it lies.
         kernel: a callable of this process, of the kind ``forked``.
         sources: files of a Solution by path, which are written before its process starts.
@@ -153,13 +152,11 @@ def _not_a_file(path: Path) -> str:
 
 
 def from_callable(kernel: Callable[..., Any]) -> Submission:
-    """A function, a class of modules or a module object of this process."""
     label = getattr(kernel, "__qualname__", type(kernel).__qualname__)
     return Submission(label, {"kind": "forked"}, kernel)
 
 
 def known(definition: Definition, label: str) -> Submission:
-    """A real kernel in the record of the Definition's family, by its label."""
     request = {"kind": "known", "kernel": label, "definition": definition.to_dict(), "root": str(definition.root)}
     return Submission(label, request)
 
@@ -190,19 +187,14 @@ def _compiled(spec: Mapping[str, Any], shown: str, submission: Submission) -> Su
     if not file.endswith(endings):
         raise SubmissionError(f"{shown}: the entry point {spec['entry_point']!r} is in no {' or '.join(endings)} file")
     if not function.isidentifier():
-        raise SubmissionError(f"{shown}: {function!r} is no name of a function")
+        raise SubmissionError(f"{shown}: {function!r} is not the name of a function")
     destination = spec.get("destination_passing_style", True)
     request = {"kind": "package", "path": file, "name": function, "destination": destination}
     return replace(submission, request={**request, "language": language, "binding": binding})
 
 
 def from_solution(data: Mapping[str, Any], shown: str, place: str = "") -> Submission:
-    """A Solution of flashinfer-bench.
-
-    Args:
-        data: its JSON.
-        shown: names it in errors.
-        place: the file that it was read from, if any.
+    """A Solution of flashinfer-bench (its JSON), which errors name as `shown`, from the file `place`, if any.
 
     Raises:
         SubmissionError: it is none that can be judged.
@@ -232,7 +224,7 @@ def from_solution(data: Mapping[str, Any], shown: str, place: str = "") -> Submi
         if PurePosixPath(one).is_absolute() or ".." in PurePosixPath(one).parts:
             raise SubmissionError(f"{shown}: the source {one!r} lies outside of the Solution")
         if not PurePosixPath(one).name or not one.isprintable() or len(one) > MAX_PATH:
-            raise SubmissionError(f"{shown}: {one[:MAX_PATH]!r} is no path of a source")
+            raise SubmissionError(f"{shown}: {one[:MAX_PATH]!r} is not the path of a source")
     if language in COMPILED:
         return _compiled(spec, shown, Submission(printable(name), {}, None, files, definition, place))
     names = PurePosixPath(file).with_suffix("").parts

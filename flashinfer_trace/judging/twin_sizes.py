@@ -51,10 +51,9 @@ ALL_BYTES, FEW_BYTES = 40 * 2**20, 60 * 2**20
 
 @dataclass(frozen=True)
 class JudgedTwins:
-    """At which sizes a Definition is judged that is too large for a CPU.
+    """At which sizes a Definition is judged that is too large for a CPU: those of the family's twin, in most cases.
 
     Attributes:
-        family: with the twin of most cases.
         longer: families with twins of a few more cases, each with a sum or a number of outputs that the first one cuts.
         cut: sums that are never as long as the Definition's.
     """

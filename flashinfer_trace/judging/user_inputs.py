@@ -15,11 +15,6 @@ from flashinfer_trace.format.definition import Definition, InputError
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    *("LARGEST_SEED", "LARGEST_SIZE", "checked_axes", "device_name", "explained", "out_of_memory"),
-    *("requested_inputs", "whole_number", "wrong_device"),
-]
-
 #: The largest value of a variable axis: kernels count in int32.
 LARGEST_SIZE = 2**31 - 1
 #: The largest seed: generators of torch take one of 64 bits with a sign.

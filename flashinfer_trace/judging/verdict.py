@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from flashinfer_trace.sandbox.limits import Failed
 
 if TYPE_CHECKING:
+    from flashinfer_trace.harness.job import Job
     from flashinfer_trace.judging.failing_case import FailingCase, KeptCase
 
 
@@ -48,21 +49,7 @@ _FOR_A_GPU = re.compile(
 class Failure:
     """Why a submission is wrong: what the first case showed that it failed under every standard.
 
-    Attributes:
-        kind: ``values``, ``outputs``, ``inputs-changed``, ``outside``, ``tampered``, ``relation``, ``same-draws``,
-            ``not-loaded``, ``raised``, ``timed-out``, ``died`` or ``protocol``.
-        message: in one line.
-        standard: under whose bounds it came closest.
-        output, index, got, wanted, bound, ratio: the worst element, of the kind ``values`` where one element is worst.
-        reason: why that output's bound is what it is.
-        axes, plan, seed: the case.
-        wrong, share: elements of that output beyond their bounds, and their share of all; 0 where elements are not
-            judged one by one.
-        hit: for each axis of it, where these elements are: ``all``, ``128 and up``.
-        signed: mean of (got - wanted) / bound over all of its elements.
-        guess: at what went wrong; empty where nothing is likely.
-        traceback: the lines of the submission's own code that the error came through.
-        printed: the end of what it printed, up to `sandbox.limits.MAX_TEXT` characters.
+    Attributes: see schema/verdict.schema.json. Figures of the worst element are NaN where no element is worst.
     """
 
     kind: str
@@ -88,7 +75,6 @@ class Failure:
 
     @classmethod
     def of(cls, failed: Failed) -> Failure:
-        """The failure of a submission's process that left no outputs."""
         return cls(failed.kind, failed.message, traceback=failed.traceback, printed=failed.printed)
 
     @property
@@ -99,7 +85,6 @@ class Failure:
 
     @property
     def out_of_memory(self) -> bool:
-        """Whether the GPU had no memory left."""
         return self.kind in ("not-loaded", "raised") and bool(_NO_MEMORY.match(self.message))
 
     @property
@@ -148,7 +133,6 @@ class Failure:
         return [*lines, f"guess: {self.guess}"] if self.guess else lines
 
     def at(self, axes: dict[str, int], plan: dict[str, Any], seed: int) -> Failure:
-        """The failure, of this case."""
         return dataclasses.replace(self, axes=axes, plan=plan, seed=seed)
 
 
@@ -165,38 +149,8 @@ class OutputFigures:
 class Verdict:
     """The findings of the judge.
 
-    Attributes:
-        definition: name.
-        submission: its label.
-        device: where it ran.
-        sizes: ``own``, or ``twin`` for those of a twin.
-        twin: its values of the constant axes that it changes; empty at the own sizes.
-        by_default: whether it was a twin that was judged, and nobody had asked for it (see `judging.twin_sizes`).
-        longer: larger values of these axes, at which a few more cases were run, not all at once.
-        cut: sums that were never as long as the Definition's, and how long those are.
-        grade: see `Grade`.
-        capped: whether it is within the reference's bounds, but only at the sizes of a twin: that is kernel-grade.
-        alike: known kernels whose stated bounds it stays within; of a reference-grade submission all of them.
-        limited_to: the inputs that it was graded on, if it refused others; empty for all valid inputs.
-        beyond: how it refused them.
-        right_on: the inputs, of those that known kernels take, on which a submission is right that is wrong elsewhere.
-        failure: why it is wrong, or why it was not judged.
-        code: a word for that: the kind of failure; or, of one that was not judged, ``not-loaded``, ``missing-package``,
-            ``no-gpu-memory``, ``needs-cuda``, ``other-sizes``, or how its process ended before the first call.
-        calls: how often the submission was called.
-        cases, vacuous: right calls that count, and those that could not fail; before the failure, if there is one.
-        corners: how many of the cases the family names.
-        repeated: how many of them had the shapes and addresses of the case before, with other elements.
-        tally: right calls and all of them, by kind of case (``corner``, ``drawn``, ``repeated``) and by each choice of
-            its plan (``values=ties``); up to the first failure, unless more were asked for.
-        largest: the largest value of each variable axis over the cases that count: of larger ones nothing is known.
-        far: how it did where offsets do not fit in 32 bits: ``right`` or ``wrong``; or why nothing is known. Empty on a
-            CPU, and where the Definition has no such case.
-        longest: queries and keys of attention's request with most queries, of those with most keys.
-        kept_apart: whether the system kept its process from reading the judge's memory.
-        seed: repeats the run.
-        outputs: figures of each output, under the grade's bounds.
-        kept: of the first case that it failed, what `failing_case` needs; not in JSON.
+    Attributes: see schema/verdict.schema.json; and ``kept``, what `failing_case` needs of the first case that it
+    failed.
     """
 
     definition: str
@@ -231,6 +185,19 @@ class Verdict:
     outputs: dict[str, OutputFigures] = field(default_factory=dict)
     kept: KeptCase | None = field(default=None, init=False, repr=False, compare=False)
 
+    @classmethod
+    def about(cls, job: Job, submission: str, **more: Any) -> Verdict:
+        """A verdict on a submission at the sizes of a job, with nothing found yet."""
+        own, sized = job.definition.const_axes, job.sized.const_axes
+        sizes = "own" if job.sized is job.definition else "twin"
+        twin = {axis: value for axis, value in sized.items() if value != own[axis]}
+        return cls(job.definition.name, submission, job.device, sizes, twin, **more)
+
+    def reached(self, axes: Mapping[str, int]) -> None:
+        """Notes the variable axes of a case that counts."""
+        for axis, value in axes.items():
+            self.largest[axis] = max(value, self.largest.get(axis, 0))
+
     @property
     def passed(self) -> bool:
         """Whether it is right by some standard."""
@@ -243,7 +210,6 @@ class Verdict:
         return self.failure is not None and (not self.calls or (not self.cases and bool(self.failure.excuse)))
 
     def to_dict(self) -> dict[str, Any]:
-        """The verdict as JSON."""
         fields = dataclasses.asdict(dataclasses.replace(self))  # the copy lacks the case
         del fields["kept"]
         return {"passed": self.passed, **fields}
@@ -254,7 +220,6 @@ class Verdict:
         return self.kept.made_again() if self.kept is not None else None
 
     def count(self, kinds: Iterable[str], right: bool) -> None:
-        """Takes down a call on a case of these kinds."""
         for kind in kinds:
             counts = self.tally.setdefault(kind, [0, 0])
             counts[0] += right
@@ -270,7 +235,6 @@ class Verdict:
         return f"{self.submission} for {self.definition} on {self.device}: {self.grade}{needed}"
 
     def _extent(self) -> str:
-        """On what the verdict rests."""
         sizes = self._largest()
         parts = [f"in call {self.calls}" if self.calls else "it was not called"]
         if self.failure is None:
@@ -339,12 +303,10 @@ class Verdict:
         return f"right on fewer inputs, {self.right_on}: {advice}" if self.right_on else ""
 
     def _largest(self) -> str:
-        """The largest axes, and attention's longest request."""
         longest = f"; longest request {_counts(self.longest)}" if self.longest else ""
         return _counts(self.largest) + longest
 
     def _within(self) -> str:
-        """Why it is kernel-grade."""
         if self.capped:
             return "within the reference's bounds, but reference-grade takes the Definition's own sizes"
         return f"within the bounds stated for {', '.join(self.alike)}, not within the reference's"

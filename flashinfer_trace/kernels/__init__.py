@@ -23,11 +23,7 @@ def in_table(family: str) -> Mapping[str, KernelFacts]:
 
 
 def family_kernels(family: str) -> dict[str, KernelFacts]:
-    """The kernels that can be run for a family, by label: those of the table, and those of other packages.
-
-    Raises:
-        PrivateKernelsError: another package's kernels cannot be loaded.
-    """
+    """The kernels that can be run for a family, by label: those of the table, and those of other packages."""
     return {**in_table(family), **{one.label: one for one in private.facts_of_family(family)}}
 
 
@@ -48,11 +44,7 @@ def named_kernels(family: str, definition: Definition) -> frozenset[str]:
 
 
 def current_label(label: str) -> str:
-    """The label of a kernel today, of one that an earlier release had elsewhere; any other is as it is given.
-
-    Args:
-        label: a path, or a path and a variant in brackets.
-    """
+    """The label of a kernel today, of one that an earlier release had elsewhere; any other is as it is given."""
     path, bracket, rest = label.partition("[")
     return f"{_current_paths().get(path, path)}{bracket}{rest}"
 
@@ -77,11 +69,7 @@ def library_of(path: str, versions: Mapping[str, str]) -> str | None:
 
 @functools.cache
 def distributions() -> tuple[str, ...]:
-    """Every distribution that has kernels of the table or further ones, or had some, sorted.
-
-    Raises:
-        PrivateKernelsError: another package's kernels cannot be loaded.
-    """
+    """Every distribution that has kernels of the table or further ones, or had some, sorted."""
     known = [place for entry in TABLE for place in entry.places]
     known += [place for facts in private.every_fact() for place in facts.places]
     return tuple(sorted({place.distribution for place in known}))

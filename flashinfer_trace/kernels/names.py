@@ -1,4 +1,4 @@
-"""What a kernel is called: its path, the path in tags, ``source:name`` in traces, and its label in a family.
+"""Names of a kernel: its path, the path in tags, ``source:name`` in traces, and its label in a family.
 
 A tag ``fi_api:``, ``sgl_api:`` or ``triton_api:`` names a kernel of the table that ran for the Definition, on whatever
 GPU: its evidence includes a run that fits. Every other kernel that the table has for the Definition is ``called_as:``.
@@ -22,7 +22,7 @@ RUN = {
     "sgl_api": ("sgl_kernel.", "sglang.kernels.", "sglang.jit_kernel."),
     "triton_api": ("sglang.srt.", "triton_kernels."),
 }
-#: Namespace of a kernel that nobody ran for the Definition.
+#: Namespace of a kernel that has not been run for the Definition.
 CALLED = "called_as"
 KINDS = (*RUN, CALLED)
 #: How the paths of a source begin. The traces call everything else in SGLang a Triton kernel.

@@ -1,4 +1,4 @@
-"""What kernels need of a Definition beyond its family: each function says why one is not computed, or None.
+"""Needs of kernels beyond the family of a Definition: each function says why one is not computed, or None.
 
 The sizes for which a library compiles a kernel, the widths of its loads, and what was measured to go wrong beyond.
 """
@@ -6,6 +6,8 @@ The sizes for which a library compiles a kernel, the widths of its loads, and wh
 from __future__ import annotations
 
 import functools
+import operator
+from collections.abc import Callable
 
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.kernels.table import Need
@@ -25,32 +27,27 @@ RECORDED_VOCABULARY = 128256
 
 def exactly(**axes: int) -> Need:
     """Const axes of which a kernel takes one value."""
-    return functools.partial(_exactly, axes)
-
-
-def _exactly(axes: dict[str, int], definition: Definition) -> str | None:
-    wrong = (f"{axis} = {value}" for axis, value in axes.items() if definition.const_axes.get(axis) != value)
-    return next((f"needs {each}" for each in wrong), None)
+    return functools.partial(_misfit, operator.eq, "{} = {}", axes)
 
 
 def multiples(**axes: int) -> Need:
     """Const axes that must be multiples, for whole loads or tiles."""
-    return functools.partial(_multiples, axes)
-
-
-def _multiples(axes: dict[str, int], definition: Definition) -> str | None:
-    wrong = (f"{axis} to be a multiple of {step}" for axis, step in axes.items() if definition.const_axes[axis] % step)
-    return next((f"needs {each}" for each in wrong), None)
+    return functools.partial(_misfit, _divides, "{} to be a multiple of {}", axes)
 
 
 def at_most(**axes: int) -> Need:
     """Const axes with a largest value, for which a kernel is compiled or beyond which it goes wrong."""
-    return functools.partial(_at_most, axes)
+    return functools.partial(_misfit, operator.le, "{} of at most {}", axes)
 
 
-def _at_most(axes: dict[str, int], definition: Definition) -> str | None:
-    wrong = (f"{axis} of at most {most}" for axis, most in axes.items() if definition.const_axes[axis] > most)
-    return next((f"needs {each}" for each in wrong), None)
+def _misfit(fits: Callable[[int, int], bool], text: str, axes: dict[str, int], definition: Definition) -> str | None:
+    sizes = definition.const_axes
+    wrong = (item for item in axes.items() if item[0] not in sizes or not fits(sizes[item[0]], item[1]))
+    return next((f"needs {text.format(*item)}" for item in wrong), None)
+
+
+def _divides(size: int, step: int) -> bool:
+    return size % step == 0
 
 
 def one_of(axis: str, *values: int) -> Need:
@@ -114,6 +111,13 @@ def cutlass_pages(definition: Definition) -> str | None:
     if axes["num_qo_heads"] > 128:
         return "needs num_qo_heads of at most 128"
     return None if 128 % axes["page_size"] == 0 else "needs a page_size that divides 128"
+
+
+def single_keys(definition: Definition) -> str | None:
+    """FlashAttention 3 loads the pages of many queries whole if its tiles of 128 keys divide them, and multiplies what
+    follows the last key by 0, which is NaN for NaN (see the findings). Other pages it loads key by key."""
+    size = definition.const_axes.get("page_size", 1)
+    return f"loads pages of {size} tokens whole, and a NaN after the last key comes out" if size % 128 == 0 else None
 
 
 def merge_threads(definition: Definition) -> str | None:

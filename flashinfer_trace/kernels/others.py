@@ -108,6 +108,10 @@ KERNELS: tuple[Entry, ...] = (
             on=FROM_HOPPER,
         ),
         launches=(
+            "matmuldflt_dflt._p_matmul",
+            "matmuldflt_dflt._matmul",
+            "matmuldflt_swiglu._p_matmul",
+            "matmuldflt_swiglu._matmul",
             "matmul_ogs_dflt_dflt._p_matmul_ogs",
             "matmul_ogs_dflt_dflt._matmul_ogs",
             "matmul_ogs_swiglu_dflt._p_matmul_ogs",

@@ -69,11 +69,7 @@ def facts_of_family(family: str) -> tuple[KernelFacts, ...]:
 
 
 def every_fact() -> tuple[KernelFacts, ...]:
-    """The facts of all kernels of other packages.
-
-    Raises:
-        PrivateKernelsError: see `facts_of_family`.
-    """
+    """The facts of all kernels of other packages."""
     names = {record.name for _, record in families()} | {name for _, name, _ in kernels()}
     return tuple(facts for name in sorted(names) for facts in facts_of_family(name))
 

@@ -14,6 +14,7 @@ from flashinfer_trace.kernels.needs import (
     one_of,
     reduced_columns,
     row_bytes,
+    single_keys,
     tie_order,
     unrepeated_expert,
     vocabulary,
@@ -44,13 +45,12 @@ FA3_RAGGED = (
     *(f"gqa_ragged_prefill_causal{name}" for name in ("", "_softcap", "_softcap_window", "_window")),
     "mla_ragged_prefill_causal",
 )
-FA3_PAGED = (
-    *("gqa_paged_decode", "gqa_paged_decode_ps1", "gqa_paged_prefill_causal", "gqa_paged_prefill_causal_ps1"),
-    *(
-        f"gqa_paged_{stage}_{name}"
-        for stage in ("decode", "prefill_causal")
-        for name in ("sinks", "sinks_window", "softcap", "softcap_window", "window")
-    ),
+FA3_DECODE, FA3_PREFILL = (
+    tuple(
+        f"gqa_paged_{stage}{name}"
+        for name in ("", "_ps1", "_sinks", "_sinks_window", "_softcap", "_softcap_window", "_window")
+    )
+    for stage in ("decode", "prefill_causal")
 )
 FA3_EXTEND = tuple(
     f"gqa_extend_causal{name}" for name in ("", "_sinks", "_sinks_window", "_softcap", "_softcap_window", "_window")
@@ -102,7 +102,8 @@ KERNELS: tuple[Entry, ...] = (
     kernel("sgl_kernel.flash_attn.flash_attn_varlen_func", use(*FA3_RAGGED, on=HOPPER)),
     kernel(
         "sgl_kernel.flash_attn.flash_attn_with_kvcache",
-        use(*FA3_PAGED, "gqa_paged_decode_fp8_cache", on=HOPPER),
+        use(*FA3_DECODE, "gqa_paged_decode_fp8_cache", on=HOPPER),
+        use(*FA3_PREFILL, on=HOPPER, needs=single_keys),
         use(*FA3_EXTEND, on=HOPPER, needs=at_most(qk_dim=256)),
         use(*FA3_LATENT, on=HOPPER, needs=exactly(head_dim_ckv=512, head_dim_kpe=64)),
     ),

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 #: Distribution -> version.
 Versions = Mapping[str, str]
-#: What people run, and what evidence is recorded with.
+#: The releases that people run, and that evidence is recorded with.
 TODAY: Versions = {
     "sglang": "0.5.23",
     "flashinfer-python": "0.7.2",
@@ -21,5 +21,5 @@ TODAY: Versions = {
     "triton": "3.8.0",
     "torch": "2.14.1",
 }
-#: What the table of kernels described before: the places of moved and of dropped kernels name it.
+#: The releases that the table of kernels described before: the places of moved and of dropped kernels name it.
 BEFORE: Versions = {"sglang": "0.5.11", "flashinfer-python": "0.6.12", "sglang-kernel": "0.4.2"}

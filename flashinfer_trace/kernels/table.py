@@ -48,7 +48,7 @@ _DISTRIBUTIONS = {
 }
 #: How a path begins -> the distribution that had it before it was one of its own.
 _CAME_FROM = {"deep_gemm.": "sglang-kernel"}
-#: What a machine that has to run the kernels may do without: it is installed without its dependencies, or only for
+#: Modules that a machine can lack and still run the kernels: each is installed without its dependencies, or only for
 #: some GPUs.
 OPTIONAL = ("sglang.", "deep_gemm.", "flash_mla.", "flash_attn.cute.", "triton_kernels.")
 #: Modules that cannot be imported where the library was installed without what they need, though the kernel's can.
@@ -272,11 +272,7 @@ def capability_range(lowest: tuple[int, int], highest: tuple[int, int]) -> str:
 
 
 def facts_of(entries: tuple[Entry, ...]) -> dict[str, dict[str, KernelFacts]]:
-    """Family -> its kernels by label, in the order of the table.
-
-    Raises:
-        ValueError: a family has two kernels of one label.
-    """
+    """Family -> its kernels by label, in the order of the table."""
     found: dict[str, dict[str, KernelFacts]] = {}
     for entry in entries:
         for one in entry.uses:

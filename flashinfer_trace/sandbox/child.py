@@ -1,4 +1,4 @@
-"""What runs inside a worker process: it confines itself, then answers requests with what the reference returns.
+"""The program of a worker process: it confines itself, then answers requests with what the reference returns.
 
 Once a reference was loaded, nothing here can be trusted any more: a hostile one may replace it all. The parent judges
 the outputs, whoever sent them; what is found here about writes, state and random numbers is for honest mistakes.
@@ -143,7 +143,6 @@ def _is_dense(value: Any) -> bool:
 
 
 def _answer(compute: Callable[[], list[Any]]) -> None:
-    """Writes one answer: values, or what went wrong."""
     try:
         described = [protocol.describe_value(value, strided=False) for value in compute()]
     except Failed as failure:

@@ -68,7 +68,6 @@ class FarRows:
         return given + 3 * sum(rows * _row_bytes(outputs[name]) for name, rows in self.outputs.items())
 
     def to_json(self) -> dict[str, dict[str, int]]:
-        """The object as JSON."""
         return asdict(self)
 
 

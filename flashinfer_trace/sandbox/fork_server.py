@@ -246,7 +246,8 @@ def _forked(service: Service, pipe: socket.socket, payload: object | None) -> in
 
 
 def main(control: socket.socket, module: str, payload: object | None = None) -> None:
-    """What the server runs: it answers commands until its socket is closed, then ends every process that is left."""
+    """The program of the server: it answers commands until its socket is closed, then ends every process that is
+    left."""
     import torch
 
     torch.set_num_threads(1)  # a fork copies one thread: others must not have been started

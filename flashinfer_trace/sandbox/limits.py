@@ -107,7 +107,6 @@ class Budget:
             self.left -= time.monotonic() - started
 
     def spent(self) -> ReferenceFailed:
-        """The error if no time is left."""
         return ReferenceFailed(
             "too-slow",
             f"{self._definition}: its reference took all of the {self._cases * self._each:g} s that it has for "

@@ -22,9 +22,7 @@ MAX_ANSWER = 64 << 10
 class ConfinedProcess:
     """A process of a fork server. Not for several threads at once. After a failure, a new one is needed.
 
-    Args:
-        server: that it is forked from.
-        forked: the pipe to it and its process id, if it runs already.
+    Every method raises `failure` (a `Failed`) once it has ended, says something unasked, or does not answer in time.
 
     Attributes:
         who: runs in it, for messages.
@@ -40,17 +38,13 @@ class ConfinedProcess:
         except ServerEnded as error:
             raise self.failure("died", "the process that it is forked from was ended") from error
         if self._pid <= 1:  # os.killpg(0) and os.killpg(1) mean other processes than ours
-            raise self.failure("protocol", f"{self._pid} is no process of its own")
+            raise self.failure("protocol", f"{self._pid} is not a process of its own")
         self._server = server
         self._ended = self._stopped = False
         self._seconds = self._deadline = 0.0
 
     def begin_request(self, seconds: float) -> None:
-        """Grants time for a request and its answer, and has a stopped process go on.
-
-        Raises:
-            Failed: it has ended, or has already sent something.
-        """
+        """Grants time for a request and its answer, and has a stopped process go on."""
         self._seconds, self._deadline = seconds, time.monotonic() + seconds
         with self.failures():
             self._pipe.setblocking(False)
@@ -63,11 +57,7 @@ class ConfinedProcess:
                 self._stopped = False
 
     def send(self, pieces: Sequence[bytes | memoryview], descriptors: Sequence[int] = ()) -> None:
-        """Sends a message, and open files after it.
-
-        Raises:
-            Failed: it has ended, or does not read.
-        """
+        """Sends a message, and open files after it."""
         with self.failures():
             for piece in pieces:
                 self._pipe.settimeout(self._left())
@@ -85,11 +75,7 @@ class ConfinedProcess:
             target = target[count:]
 
     def header(self, late: str = "did not answer") -> dict[str, Any]:
-        """The header of the answer.
-
-        Raises:
-            Failed: there is none; `late` says what it did not do in time.
-        """
+        """The header of the answer; `late` says what the process did not do in time."""
         with self.failures(late):
             return protocol.read_header(self.read, MAX_ANSWER)
 
@@ -108,11 +94,7 @@ class ConfinedProcess:
             raise self._death() from error
 
     def stop(self) -> None:
-        """Stops all of its threads until the next request.
-
-        Raises:
-            Failed: it has ended.
-        """
+        """Stops all of its threads until the next request."""
         with self.failures():
             self._signal(signal.SIGSTOP)
         self._stopped = True

@@ -1,4 +1,4 @@
-"""What crosses the pipe between the harness and a worker: headers in JSON, and the raw bytes of tensors.
+"""The messages between the harness and a worker: headers in JSON, and the raw bytes of tensors.
 
 A message is the header's length (4 bytes, little-endian), the header, and the bytes of the values that the header
 describes, in order. A value is a tensor (dtype, shape, and for inputs the stride) or a Python number. Nothing is
@@ -66,9 +66,9 @@ def read_header(read: Read, limit: int = MAX_HEADER) -> dict[str, Any]:
     try:
         header = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ProtocolError("a header that is no JSON") from error
+        raise ProtocolError("a header that is not JSON") from error
     if not isinstance(header, dict):
-        raise ProtocolError("a header that is no object")
+        raise ProtocolError("a header that is not an object")
     return header
 
 
@@ -134,7 +134,7 @@ def read_values(headers: Any, read: Read, limit: int, strided: bool = False) -> 
         ProtocolError: a header is malformed, or there are too many values or bytes. Nothing is read then.
     """
     if not isinstance(headers, list) or len(headers) > MAX_VALUES:
-        raise ProtocolError(f"values that are no list of at most {MAX_VALUES}")
+        raise ProtocolError(f"values that are not a list of at most {MAX_VALUES}")
     sizes: list[int] = []
     for header in headers:
         sizes.append(value_bytes(header, limit - sum(sizes), strided))
@@ -158,9 +158,9 @@ def _read_value(header: Mapping[str, Any], read: Read, size: int) -> Any:
 
 def _check_sizes(sizes: Any) -> None:
     if not isinstance(sizes, list) or len(sizes) > MAX_DIMENSIONS:
-        raise ProtocolError(f"a shape that is no list of at most {MAX_DIMENSIONS} sizes")
+        raise ProtocolError(f"a shape that is not a list of at most {MAX_DIMENSIONS} sizes")
     if not all(type(size) is int and 0 <= size < 2**62 for size in sizes):
-        raise ProtocolError("a shape whose sizes are no whole numbers")
+        raise ProtocolError("a shape whose sizes are not whole numbers")
 
 
 def span(shape: Sequence[int], stride: Sequence[int]) -> int:

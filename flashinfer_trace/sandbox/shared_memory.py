@@ -33,13 +33,7 @@ GUARD = 0xA5
 
 @dataclass(frozen=True)
 class Slot:
-    """The place of a tensor in the memory.
-
-    Attributes:
-        dtype: name in torch, such as ``bfloat16``.
-        stride: in elements.
-        offset: of its first element, in bytes.
-    """
+    """The place of a tensor in the memory: the stride in elements, the offset of its first element in bytes."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -48,17 +42,14 @@ class Slot:
 
     @property
     def end(self) -> int:
-        """The byte behind its last element."""
         itemsize: int = getattr(torch, self.dtype).itemsize
         return self.offset + span(self.shape, self.stride) * itemsize
 
     def to_json(self) -> dict[str, Any]:
-        """The slot as JSON."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Slot:
-        """The slot that `to_json` described."""
         return cls(data["dtype"], tuple(data["shape"]), tuple(data["stride"]), data["offset"])
 
 

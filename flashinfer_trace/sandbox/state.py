@@ -1,4 +1,4 @@
-"""What a reference must leave as it finds it: torch's global state, the functions of torch, and its inputs."""
+"""State that a reference must leave as it finds it: torch's global state, the functions of torch, and its inputs."""
 
 from __future__ import annotations
 
@@ -78,13 +78,11 @@ def settings() -> dict[str, object]:
 
 
 def changed_settings(before: Mapping[str, object]) -> list[str]:
-    """Names of the settings that differ from `before`."""
     now = settings()
     return [name for name, value in before.items() if now[name] != value]
 
 
 def random_state() -> tuple[bytes, object]:
-    """State of torch's and Python's global random generators."""
     return torch.get_rng_state().numpy().tobytes(), random.getstate()
 
 
@@ -118,7 +116,6 @@ class InputGuard:
         self._checksums = {name: _checksum(value) for name, value in self._tensors.items()}
 
     def changed(self) -> list[str]:
-        """Names of the inputs that hold other bits than at first."""
         return [name for name, value in self._tensors.items() if _checksum(value) != self._checksums[name]]
 
     def written(self) -> list[str]:

@@ -37,8 +37,6 @@ _REPORTED = ("not-loaded", "raised", "memory", "output", "random", "state", "inp
 
 
 class ReferenceProcess(ConfinedProcess):
-    """A process of one reference, at any sizes."""
-
     who = "the reference's"
     failure = ReferenceFailed
 
@@ -47,12 +45,10 @@ class ReferenceWorker:
     """Runs references in worker processes. Not for several threads at once.
 
     Args:
-        limits: of each process and call.
         fork: whether the server is a copy of this process (see `ForkServer`), as it is now.
         waived: rules of the allow-list that references need not meet; none that keeps a reference from doing harm.
 
     Attributes:
-        limits: of each process and call.
         level: what confines the processes, a key of `confine.LEVELS`; empty before the first call.
     """
 
@@ -152,7 +148,6 @@ class ReferenceWorker:
         return self._process
 
     def _begin(self) -> None:
-        """Starts a process, after ending the one at hand."""
         self._drop()
         if self._server is None or not self._server.alive:  # or it was ended from outside, or by an interrupt
             if self._server is not None:
@@ -166,13 +161,11 @@ class ReferenceWorker:
         self.level = str(process.header()["level"])
 
     def _drop(self) -> None:
-        """Ends the process at hand."""
         process, self._process, self._serves = self._process, None, None
         if process is not None:
             process.end()
 
     def _outputs(self, process: ReferenceProcess) -> list[Any]:
-        """The answer of the process."""
         answer = process.header()
         if "failed" in answer:
             raise _reported(answer["failed"])

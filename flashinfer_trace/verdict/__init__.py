@@ -1,1 +1,1 @@
-"""What decides a verdict: comparison, policies, the form of outputs."""
+"""The parts that decide a verdict: comparison, policies, the form of outputs."""

@@ -37,7 +37,8 @@ class RowSigns:
 
     def add(self, policy: Policy, actual: torch.Tensor, expected: Expected) -> None:
         """Adds the rows of one case. Exact results are left out, as ties go one way; so are policies without bounds of
-        each element, such as those of kernels that are known to truncate."""
+        each element, such as those of kernels that are known to truncate. Elements beyond their bound passed by another
+        rule, as copied ones do: they are left out too."""
         value = expected.value
         if not isinstance(policy, ErrorBound) or expected.exact or value.ndim < 2 or not value.numel():
             return
@@ -45,7 +46,7 @@ class RowSigns:
         step = -(-value[0].numel() // COLUMNS)
         got, want, most = (each.reshape(len(value), -1)[:, ::step].double() for each in (actual, value, bound))
         error = (got - want) / most
-        usable = error.isfinite() & want.isfinite()
+        usable = (error.abs() <= 1) & want.isfinite()
         if expected.unjudged is not None:
             usable &= ~expected.unjudged.view(-1, 1)
         error = error.masked_fill(~usable, 0.0)

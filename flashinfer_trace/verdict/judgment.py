@@ -1,4 +1,4 @@
-"""What a case is worth: its outputs against the oracle, whether it could fail, and which of two results is closer."""
+"""The judgment of a case: its outputs against the oracle, whether it could fail, and which of two results is closer."""
 
 from __future__ import annotations
 

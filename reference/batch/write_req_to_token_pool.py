@@ -1,8 +1,8 @@
 """Writes the slots of a prefill's tokens into the table that has a row for each request: copies.
 
-Row req_pool_indices[i] of the table gets the prefix_lens[i] slots of request i's cached prefix, which prefix_indices
-has one request after the other, and then the slots of its seq_lens[i] - prefix_lens[i] new tokens, which are in
-out_cache_loc in the same order. Rows are distinct. Everything else in the table stays.
+Row req_pool_indices[i] of the table gets the prefix_lens[i] slots of request i's cached prefix, then those of its
+seq_lens[i] - prefix_lens[i] new tokens. prefix_indices and out_cache_loc list them, one request after the other. Rows
+are distinct. Everything else in the table stays.
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Queries of multi-head latent attention with absorbed weights: the latent part and the rotated part of each head.
 
-Decoding multiplies queries by the keys' up-projection, so that they meet the compressed keys themselves (DeepSeek-V2,
+Decoding multiplies queries by the keys' up-projection, so they meet the compressed keys themselves (DeepSeek-V2,
 arXiv 2405.04434, section 2.1). q[:, h] is q_nope[:, h] followed by q_rope[:, h]: copies, bit for bit.
 """
 

@@ -1,7 +1,7 @@
 """Sparse attention with sinks: attention of every query to the keys that were chosen for it, which are the values too.
 
 Every query head h of a token attends to the same keys k_j of the chosen slots j: logit_hj = (q_h . k_j) * sm_scale, and
-beside them to a sink that has no value: p_h = softmax over j of logit_hj together with sinks[h], output_h = sum_j p_hj
+next to them to a sink that has no value: p_h = softmax over j of logit_hj together with sinks[h], output_h = sum_j p_hj
 k_j (DeepSeek-V4, whose sliding window and compressed keys are slots of one buffer).
 
 The first topk_length[t] entries of sparse_indices[t] are the slots of token t. Negative ones, anywhere among them,

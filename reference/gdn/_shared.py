@@ -1,4 +1,4 @@
-"""What gated delta nets share: their gates, the norm of queries and keys, and one step of the recurrence."""
+"""Functions that gated delta nets share: their gates, the norm of queries and keys, and one step of the recurrence."""
 
 import torch
 

@@ -12,7 +12,8 @@ QKV_SIZE = 2048
 
 
 def run(mixed_qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """mixed_qkv [num_tokens, qkv_size] -> q, k [num_tokens, num_k_heads, head_size], v with num_v_heads heads."""
+    """mixed_qkv [num_tokens, qkv_size] -> q, k [num_tokens, num_k_heads, head_size], v [total_tokens, num_v_heads,
+    head_size]."""
     assert mixed_qkv.shape[1] == QKV_SIZE
     heads = mixed_qkv.unflatten(1, (2 * NUM_K_HEADS + NUM_V_HEADS, HEAD_SIZE))
     q, k, v = heads.split([NUM_K_HEADS, NUM_K_HEADS, NUM_V_HEADS], dim=1)

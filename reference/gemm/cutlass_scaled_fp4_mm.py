@@ -1,8 +1,8 @@
-"""Linear layer without bias in nvfp4: C = alpha * (A A_scale) @ (B B_scale).T.
+"""Linear layer without bias in nvfp4: C = alpha * (A * A_scale) @ (B * B_scale).T.
 
 A and B hold e2m1 numbers (0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives), two in a byte, and an e4m3 scale belongs to
 each 16 consecutive input features; alpha undoes the scales of whole tensors. The block scales are stored as the tensor
-core reads them: padded to 128 rows and 4 columns, in tiles. What the padding holds does not matter.
+core reads them: padded to 128 rows and 4 columns, in tiles. The padding may hold anything.
 Computed in float32, where the scaled products are exact, and rounded once, to bfloat16.
 """
 

@@ -1,7 +1,7 @@
-"""Linear layer without bias in block-scaled fp8 (e4m3), as in DeepSeek-V3: C = (A A_scale) @ (B B_scale).T.
+"""Linear layer without bias in block-scaled fp8 (e4m3), as in DeepSeek-V3: C = (A * A_scale) @ (B * B_scale).T.
 
 One scale belongs to BLOCK consecutive features of a token, and to BLOCK x BLOCK weights. The last block of rows of B is
-smaller where n is no multiple of BLOCK. Computed in float32 and rounded once, to bfloat16.
+smaller where n is not a multiple of BLOCK. Computed in float32 and rounded once, to bfloat16.
 """
 
 import torch

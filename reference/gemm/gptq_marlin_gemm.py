@@ -1,4 +1,4 @@
-"""Product with symmetric 4-bit weights in GPTQ's format, C = A @ W, of which GROUP_SIZE input features share a scale.
+"""Product with symmetric 4-bit weights in GPTQ's format, C = A @ W; GROUP_SIZE input features share a scale.
 
 qweight[i] has input features 8 i to 8 i + 7 of each output feature, the first in the lowest four bits of an int32. A
 number q of 0..15 stands for (q - 8) times the scale of its group and output feature (Frantar et al., GPTQ, ICLR 2023).

@@ -1,6 +1,6 @@
 """Linear layer with 4-bit weights per output channel and int8 activations per token, as in QServe (Lin et al., 2024).
 
-Weights are q * w_scale - w_szero with q in 0..15 and w_szero = zero point * w_scale, so that
+Weights are q * w_scale - w_szero with q in 0..15 and w_szero = zero point * w_scale.
 C = (A @ q.T) * a_scale * w_scale - a_sum * w_szero, where a_sum is the sum of the token's dequantized activations.
 The sum of integer products is exact in float64; the result is rounded once, to float16.
 """

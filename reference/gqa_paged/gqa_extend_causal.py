@@ -17,7 +17,7 @@ requests may share them. Slots that no request names are never read, so they may
 [[WINDOW_SIZE: the WINDOW_SIZE keys that end with its own, fewer if its request has fewer before it.]]
 
 Queries are processed in blocks of QUERY_BLOCK. All arithmetic is in
-[[FLOAT64: float64, so that the blocks do not show.]][[not FLOAT64: float32.]]
+[[FLOAT64: float64, so the blocks do not show.]][[not FLOAT64: float32.]]
 The output is rounded once, at the end, to the dtype of q.
 """
 

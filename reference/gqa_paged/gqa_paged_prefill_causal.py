@@ -5,8 +5,8 @@ Query heads share key-value heads in consecutive groups: with g = num_qo_heads /
 key-value head h // g (Ainslie et al., "GQA", EMNLP 2023). logit_hj = q_h . k_j * sm_scale,
 [[LOGITS_SOFT_CAP: capped to LOGITS_SOFT_CAP * tanh(logit_hj / LOGITS_SOFT_CAP) (Gemma 2, 2024),]]
 [[not SINKS: p_h = softmax_j(logit_h), output_h = sum_j p_hj v_j and lse_h = log2(sum_j exp(logit_hj)).]]
-[[SINKS: p_hj = exp(logit_hj) / (exp(sink_h) + sum_j exp(logit_hj)), where the sink of a head is the logit of a key
-whose value is zero (gpt-oss, 2025), output_h = sum_j p_hj v_j and lse_h = log2(exp(sink_h) + sum_j exp(logit_hj)).]]
+[[SINKS: p_hj = exp(logit_hj) / (exp(sink_h) + sum_j exp(logit_hj)): the sink of a head is the logit of a key whose
+value is zero (gpt-oss, 2025). output_h = sum_j p_hj v_j and lse_h = log2(exp(sink_h) + sum_j exp(logit_hj)).]]
 The models use sm_scale = 1/sqrt(head_dim).
 
 Request b has the queries qo_indptr[b] to qo_indptr[b + 1] - 1 and owns the pages kv_indices[kv_indptr[b] :

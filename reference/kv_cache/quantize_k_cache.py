@@ -1,8 +1,8 @@
 """The row of each new token for DeepSeek's packed fp8 cache: quantizes the compressed key, copies the rotated part.
 
 GROUP_SIZE consecutive features of k_nope share a scale: scale = max |x| / 448 over the group, in float32, and
-code = x / scale rounded to the nearest e4m3 number, ties to even. There is no least scale: a group of zeros has the
-scale 0 and codes 0. Any other group has a magnitude of at least 448 * 2^-126, so that its scale is a normal number.
+code = x / scale rounded to the nearest e4m3 number, ties to even. Scales have no minimum: a group of zeros has the
+scale 0 and codes 0. Any other group has a magnitude of at least 448 * 2^-126, so its scale is a normal number.
 
 A row of the cache is codes, scales and k_rope_out one after the other, 656 bytes for 512 and 64 features (FlashMLA's
 format for DeepSeek-V3.2-Exp). Kernels write the three parts into the memory of rows.

@@ -9,7 +9,7 @@ def merge(
     """Merges two attention states into one: outputs v [seq_len, num_heads, head_dim], lse s [seq_len, num_heads].
 
     log_of_base is the natural logarithm of the base of s. Weights and lse are computed in float64 (they are few
-    compared with the values), so that chains of merges add no errors. Returns v in the dtype of v_a and s in float32.
+    compared with the values), so chains of merges add no errors. Returns v in the dtype of v_a and s in float32.
     """
     a, b = s_a.double(), s_b.double()
     # The maximum of a row without keys on both sides is -inf; subtracting 0 instead keeps its weights at exp(-inf) = 0.

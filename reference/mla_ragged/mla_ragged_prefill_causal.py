@@ -1,6 +1,6 @@
 """Causal DeepSeek multi-head latent attention (MLA) for prefill, with keys and values expanded from the latent.
 
-Prefill first multiplies the latent by the up-projections, so that every query head h has its own keys and values,
+Prefill first multiplies the latent by the up-projections, so every query head h has its own keys and values,
 k_jh = [k_nope | k_pe] and v_jh (DeepSeek-V2, section 2.1; "MHA mode"): logit_hj = q_h . k_jh * sm_scale,
 p_h = softmax_j(logit_h), output_h = sum_j p_hj v_jh and lse_h = log2(sum_j exp(logit_hj)). Keys have more features
 (qk_dim = 128 + 64) than values (vo_dim = 128), and num_kv_heads = num_qo_heads.

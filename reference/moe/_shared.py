@@ -69,7 +69,7 @@ def dequantize_fp4(codes: torch.Tensor, scales: torch.Tensor, block: int) -> tor
 
 
 def tokens_of_experts(experts: torch.Tensor, num_experts: int) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
-    """Of choices [tokens, top_k]: each expert below num_experts that was chosen, by which tokens, and as which choice.
+    """Each expert below num_experts that was chosen, with the tokens [n] and the places [n] of experts [tokens, top_k].
 
     Choices below 0 are of experts on other ranks. The choices are sorted, because asking for each expert which tokens
     chose it would wait for a GPU as many times.

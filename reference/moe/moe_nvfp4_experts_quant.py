@@ -1,10 +1,10 @@
 """Quantizes rows that are sorted by expert to nvfp4: fp4 (e2m1) codes with one e4m3 scale for each BLOCK features.
 
 Expert e has the rows expert_offsets[e] .. expert_offsets[e + 1] - 1, and the global scale g = input_global_scale[e].
-The scale of a block is g * max |x| / 6, rounded to e4m3 (to nearest, ties to even, at most 448), and its codes are x *
-g / scale, rounded to the magnitudes 0, 0.5, 1, 1.5, 2, 3, 4 and 6 (to nearest, ties to the even code). A block whose
-scale is zero has zeros. A byte has two codes, that of the even feature in the low four bits; the highest bit of a code
-is the sign of its feature, also where the code is zero.
+The scale of a block is g * max |x| / 6, rounded to e4m3 (to nearest, ties to even, at most 448). Its codes are x * g /
+scale, rounded to the magnitudes 0, 0.5, 1, 1.5, 2, 3, 4 and 6 (to nearest, ties to the even code). A block whose scale
+is zero has zeros. A byte has two codes, that of the even feature in the low four bits; the highest bit of a code is the
+sign of its feature, also where the code is zero.
 
 Scales are listed row by row; kernels write them in tiles of 128 rows and 4 blocks, and pad each expert to whole tiles.
 """

@@ -2,7 +2,7 @@
 
 The scores s = sigmoid(logits) choose experts with the bias and weigh them without it: the TOP_K experts with the
 largest s + bias are listed, best first; of equal values, the lower index comes first. The weight of a chosen expert is
-s, which norm_topk_prob divides by the sum over the chosen experts. There are no groups and no scaling factor.
+s, which norm_topk_prob divides by the sum over the chosen experts. This router has no groups or scaling factor.
 
 Computed in float64 and rounded once. Logits are finite. A kernel that computes in float32 cannot tell apart experts
 whose s + bias differ by less than its rounding errors, and one that recovers s as (s + bias) - bias loses bits of s.

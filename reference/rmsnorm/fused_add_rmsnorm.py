@@ -1,4 +1,4 @@
-"""Residual addition followed by root-mean-square normalization, of which only the norm is an output.
+"""Residual addition followed by root-mean-square normalization; only the norm is an output.
 
 x = hidden_states + residual in float32; output = x / sqrt(mean(x^2) + EPS) * weight, rounded once, at the end. As in
 the fused kernels, the norm reads the sum before it is rounded to the residual's dtype.

@@ -1,8 +1,8 @@
 """Gemma's RMSNorm of each head of queries and keys, then rotary position embedding in NeoX style.
 
-Each head x becomes x / sqrt(mean(x^2) + EPS) * (1 + weight), with the weight of queries or of keys. Of its first
-ROTARY_DIM features, feature i of the first half and feature i of the second half form the pair (x, y), which becomes
-(x cos - y sin, y cos + x sin) by the i-th angle of the token's position; the others stay. Row p of the cache holds the
+Each head x becomes x / sqrt(mean(x^2) + EPS) * (1 + weight), with the weight of queries or of keys. In its first
+ROTARY_DIM features, feature i of the first half and feature i of the second half form a pair (x, y). The i-th angle of
+the token's position turns it into (x cos - y sin, y cos + x sin); the other features stay. Row p of the cache holds the
 ROTARY_DIM / 2 cosines of position p, then its sines. Computed in float32 and rounded once, at the end. Where the sum of
 squares is beyond float32's range, 3.4e38, the output is 0.
 """

@@ -1,11 +1,11 @@
 """Gemma's RMSNorm of queries and keys, then rotary position embedding, of queries that come with their gates.
 
 Each head of q_gate has the features of a query, then those of its gate, which are copied to gate_out bit for bit. A
-head x of queries or keys becomes x / sqrt(mean(x^2) + EPS) * (1 + weight). Of its first ROTARY_DIM features, feature i
-of the first half and feature i of the second half form the pair (x, y), which becomes (x cos - y sin, y cos + x sin) by
-the i-th angle of the token's position; the others stay. Row p of the cache holds the ROTARY_DIM / 2 cosines of position
-p, then its sines. Computed in float32 and rounded once, at the end. Where the sum of squares is beyond float32's range,
-3.4e38, the output is 0.
+head x of queries or keys becomes x / sqrt(mean(x^2) + EPS) * (1 + weight). In its first ROTARY_DIM features, feature i
+of the first half and feature i of the second half form a pair (x, y). The i-th angle of the token's position turns it
+into (x cos - y sin, y cos + x sin); the other features stay. Row p of the cache holds the ROTARY_DIM / 2 cosines of
+position p, then its sines. Computed in float32 and rounded once, at the end. Where the sum of squares is beyond
+float32's range, 3.4e38, the output is 0.
 """
 
 import torch

@@ -1,7 +1,7 @@
 """Rotary position embedding of query and key from the cosines and sines of each token, which rotate halves of a head.
 
-With the half turn r(x)[i] = -x[i + HEAD_SIZE / 2] for the first half of the features and x[i - HEAD_SIZE / 2] for the
-second, y = x * cos + r(x) * sin, in float32 and rounded once (RoFormer, https://arxiv.org/abs/2104.09864, in the order
+The half turn r(x)[i] is -x[i + HEAD_SIZE / 2] for the first half of the features and x[i - HEAD_SIZE / 2] for the
+second. y = x * cos + r(x) * sin, in float32 and rounded once (RoFormer, https://arxiv.org/abs/2104.09864, in the order
 of features of GPT-NeoX). Models give both features of a pair the same cosine and the same sine, which are then a
 rotation; the function does not depend on it. It is how models of the transformers library apply it.
 """

@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al., 2021) of queries and keys in NeoX style; keys and values go to a cache, too.
+"""Rotary position embedding (Su et al., 2021) of queries and keys in NeoX style; keys and values also go to a cache.
 
 Feature i of the first half of a head and feature i of its second half form the pair (x, y), which is rotated by the
 i-th angle of the token's position: (x cos - y sin, y cos + x sin). Row p of cos_sin_cache holds the HEAD_SIZE / 2

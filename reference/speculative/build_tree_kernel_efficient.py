@@ -2,7 +2,7 @@
 
 Drafting numbers its tokens: TOP_K of the first step, then TOP_K^2 of each further one, TOP_K for each token that was
 expanded. Token t descends from token parent_list[t // TOP_K], or from the root if t // TOP_K is 0. Node 0 of a tree is
-the root, the last verified token; node i is token selected_index[i - 1]. The parent of each node is in the tree, too.
+the root, the last verified token; node i is token selected_index[i - 1]. The parent of each node is also there.
 
 retrive_index numbers the nodes of all trees. retrive_next_token is the first child of a node, retrive_next_sibling the
 next child of its parent, in ascending order; both are -1 if there is none. Positions count from the length of the

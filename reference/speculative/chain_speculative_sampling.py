@@ -1,4 +1,4 @@
-"""Accepts draft tokens of a chain and samples one more token, so that all follow the target model's distribution.
+"""Accepts draft tokens of a chain and samples one more token, so all follow the target model's distribution.
 
 Draft token i was drawn from draft_probs[i - 1], where its probability is q; p is that of target_probs[i - 1]. From the
 first on it is accepted if u q < p for its uniform number u and q > 0: with probability min(1, p / q). The first that is

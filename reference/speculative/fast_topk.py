@@ -1,4 +1,4 @@
-"""The TOP_K most probable tokens of each row, from which a draft model grows its tree (EAGLE-2, arXiv 2406.16858).
+"""The TOP_K most probable tokens of each row; a draft model grows its tree from them (EAGLE-2, arXiv 2406.16858).
 
 Values descend along a row and are copies. Which of equal values come first, or at all, is not defined; here it is those
 with the smaller index.

@@ -1,4 +1,4 @@
-"""Accepts draft tokens of a tree and samples one more token, so that all follow the target model's distribution.
+"""Accepts draft tokens of a tree and samples one more token, so all follow the target model's distribution.
 
 From the root on, the children of the last accepted node are tried in order. One of positive probability is accepted if
 the node's uniform number is below the probability of all children tried so far, divided by threshold_acc (at least

@@ -111,7 +111,7 @@ LATE = {
 
 @pytest.mark.parametrize("name", LATE)
 def test_every_timed_output_is_judged(tmp_path, server, name, monkeypatch):
-    """The judgment is taken for passed, so that only timed calls can tell."""
+    """The judgment passes, so only timed calls can tell."""
     monkeypatch.setattr("flashinfer_trace.judging.bench.measure.judge", _passed)
     report = timed(tmp_path, server, LATE[name])
     (mine,) = report.timetables[0].kernels
@@ -135,7 +135,7 @@ def test_a_replaced_clock_changes_no_time(tmp_path, server, monkeypatch):
 
 
 def forging(times):
-    """A slow kernel that takes its own process apart, so that it reports these times of each call."""
+    """A slow kernel that takes its own process apart, so it reports these times of each call."""
     return SLOW.replace("def run", "def honest") + (
         "import gc\ndef run(x, w):\n    for one in gc.get_objects():\n        if type(one).__name__ == 'TimedCalls':\n"
         f"            type(one).times = lambda self: [{times}] * len(self._found)\n"
@@ -212,7 +212,8 @@ GEMM = "gemm_n128_k2048"
 
 
 def sets_of_inputs(tmp_path, server, monkeypatch, kernel):
-    """What each process was timed on: sum of elements and seed of each series; and the sums of variants 1, 2."""
+    """The inputs that each process was timed on: sum of elements and seed of each series; and the sums of variants 1,
+    2."""
     monkeypatch.setattr("flashinfer_trace.judging.bench.measure._real", lambda wanted, device: (list(wanted), {}))
     found, honest = {}, SubmissionProcess.timed
 
@@ -265,7 +266,7 @@ def test_a_baseline_goes_by_the_path_of_its_tag(server):
 def test_the_command_without_a_gpu_says_so_in_one_line():
     result = CliRunner().invoke(main, ["bench", "-d", NORM])
     assert result.exit_code == 3 and result.output == (
-        "Error: no GPU: torch sees no CUDA device here, and times of anything else say nothing\n"
+        "Error: no GPU: torch sees no CUDA device here, and bench needs one\n"
     )
     result = CliRunner().invoke(main, ["bench", "-d", NORM, "--format", "json"])
     assert result.exit_code == 3 and json.loads(result.stdout)["error"].startswith("no GPU: ")
@@ -294,7 +295,7 @@ def test_no_number_is_no_time(option):
 
 def test_the_command_does_not_time_a_cpu():
     result = CliRunner().invoke(main, ["bench", "-d", NORM, "--device", "cpu"])
-    assert result.exit_code == 2 and "bench runs on cuda or cuda:N; the times of a CPU say nothing" in result.output
+    assert result.exit_code == 2 and "bench runs on cuda or cuda:N, not on a CPU" in result.output
 
 
 MACHINE = Environment("NVIDIA H200", "9.0", "580.1", "13.0", "2.11.0", "3.12.3")

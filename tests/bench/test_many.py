@@ -28,7 +28,7 @@ MACHINE = Environment("NVIDIA H200", "9.0", "580.1", "13.0", "2.11.0", "3.12.3")
 
 @pytest.fixture(autouse=True)
 def without_a_gpu(monkeypatch):
-    """What the command does with several Definitions is tested on a CPU, which it refuses to time for users."""
+    """The command with several Definitions is tested on a CPU, which it refuses to time for users."""
     monkeypatch.setattr("flashinfer_trace.cli.judgment._check_gpu", lambda device, torch: None)
 
 
@@ -221,7 +221,7 @@ def test_kernels_of_a_definition_load_at_the_same_time(tmp_path):
 
 
 def test_inputs_are_drawn_for_nobody_who_has_failed(tmp_path, monkeypatch):
-    """The judgment is taken for passed, so that the first timed call fails."""
+    """The judgment passes, so the first timed call fails."""
     monkeypatch.setattr(measure, "judge", lambda *arguments, **options: _Passed())
     path = tmp_path / "wrong.py"
     path.write_text("def run(x, w):\n    return x\n")

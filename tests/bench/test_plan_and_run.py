@@ -59,7 +59,7 @@ def timed(tmp_path, server, monkeypatch, **parts):
 
 def test_both_are_judged(tmp_path, server):
     assert judged(tmp_path, server).grade == Grade.REFERENCE
-    # What was planned for the first call is kept for all others.
+    # The plan of the first call is kept for all others.
     kept = judged(tmp_path, server, plan="if hasattr(self, 'slots'): return")
     assert kept.grade == Grade.WRONG
     assert judged(tmp_path, server, run="x = x + 1").code == "values"

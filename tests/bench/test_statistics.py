@@ -142,10 +142,10 @@ def test_several_readings_of_clocks_are_told_by_the_worst_of_each():
 
 def test_a_gpu_has_the_same_name_whichever_are_visible(monkeypatch):
     """nvidia-smi counts all GPUs, and torch those that CUDA_VISIBLE_DEVICES names."""
-    known = [type("Properties", (), {"uuid": "0b1c"}), type("Properties", (), {})]
-    monkeypatch.setattr("torch.cuda.get_device_properties", known.__getitem__)
-    monkeypatch.setattr("torch.cuda.current_device", lambda: 1)
-    assert name_of(torch.device("cuda:0")) == "GPU-0b1c" and name_of(torch.device("cuda")) == "1"
+    known = {"cuda:0": "0b1c", "cuda": "GPU-2d3e"}
+    properties = lambda device: type("Properties", (), {"uuid": known[str(device)]})  # noqa: E731
+    monkeypatch.setattr("torch.cuda.get_device_properties", properties)
+    assert name_of(torch.device("cuda:0")) == "GPU-0b1c" and name_of(torch.device("cuda")) == "GPU-2d3e"
 
 
 MACHINE = Environment("NVIDIA H200", "9.0", "580.1", "13.0", "2.11.0", "3.12.3")

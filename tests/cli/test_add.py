@@ -74,6 +74,7 @@ def test_one_file_is_written_and_nothing_is_left_to_do(dataset: Path) -> None:
         (["rmsnorm", "hidden_size=6656", "--description", "Sizes of nothing, over 77777 features."], 1, "77777"),
         (["gelu_and_mul", "intermediate_size=64"], 1, "gelu_and_mul has no Definition"),
         (["rmsnorm", "hidden_size"], 2, "'hidden_size' is not of the form axis=value"),
+        (["rmsnorm", "hidden_size=2147483648"], 2, "sizes are at most 2147483647"),
         (["rmsnorm", "hidden_size=1", "hidden_size=2"], 2, "hidden_size has two values"),
         (["rmsnorm"], 2, "Missing argument"),
     ],
@@ -152,8 +153,8 @@ def test_texts_of_models_and_of_other_sizes_are_left_out() -> None:
     assert router["description"] == (
         "Expert router: softmax over 48 logits, the 3 best experts of each token and their weights."
     )
-    with pytest.raises(AddError, match="--description TEXT"):  # every Definition's first sentence names a model
-        new_definition(ROOT, "moe_topk_softmax_sorted", {"top_k": 3, "num_experts": 48})
+    with pytest.raises(AddError, match="--description TEXT"):  # no text is true of other sizes
+        new_definition(ROOT, "fast_topk_v2", {"top_k": 6144})
 
 
 def test_the_checkout_has_one_more_file(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_a_run_that_is_killed_goes_on_without_a_lost_or_doubled_line(tmp_path):
     assert 0 < there < 5
     written(tmp_path, *lines, {"solution": {**solution, "spec": {**spec, "language": "fortran"}}})
     result = CliRunner().invoke(main, [*options, "--format", "json"])
-    assert result.exit_code == 0 and f"{out}: {there} of 6 are there; going on" in result.stderr, result.output
+    assert result.exit_code == 0 and f"{out}: {there} of 6 are done; resuming" in result.stderr, result.output
     assert out.read_bytes().startswith(before[: before.rfind(b"\n") + 1]) and len(read(out)) == 6
     found = {line["line"]: line for line in read(out)}
     assert [found[number]["grade"] for number in range(1, 7)] == [
@@ -82,7 +82,7 @@ def test_a_run_that_is_killed_goes_on_without_a_lost_or_doubled_line(tmp_path):
 
 
 def test_killed_at_any_byte_nothing_is_lost_or_doubled(tmp_path):
-    """What a run has written when it is killed is the beginning of the file: each of them is gone on from."""
+    """A killed run leaves the beginning of the file: each such file can be resumed."""
     tasks = read_tasks(written(tmp_path, *sources(WRONG, RIGHT, WRONG)))
     out = tmp_path / "verdicts.jsonl"
     with Results(out, tasks) as results:
@@ -108,7 +108,7 @@ def test_two_runs_never_write_into_one_file(tmp_path):
     ("line", "message"),
     [
         ("{", ":2: Expecting property name"),
-        ("[]", ":2: is no JSON object; write one such as"),
+        ("[]", ":2: is not a JSON object; write one such as"),
         ({"definition": NAME}, "needs one of file, source, solution, and has none"),
         ({"definition": NAME, "source": "x", "file": "y"}, "and has file, source"),
         ({"definition": NAME, "source": ""}, "source must be text, and not empty"),
@@ -129,8 +129,8 @@ def test_a_line_that_is_none_is_an_error_before_anything_is_judged(tmp_path, lin
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"line": 1}', "is no verdict of check-many"),
-        ("nothing", "is no verdict of check-many"),
+        ('{"line": 1}', "is not a verdict of check-many"),
+        ("nothing", "is not a verdict of check-many"),
         ({"line": 2, "submission_sha256": "0", "definition": NAME}, "lines may only be added at the end"),
     ],
 )
@@ -144,7 +144,7 @@ def test_a_file_of_other_verdicts_stays_as_it_is(tmp_path, line, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--gpus", "0-"), "is no GPU, nor a range of them"),
+        (("--gpus", "0-"), "is neither a GPU nor a range of GPUs"),
         (("--gpus", "0-3"), "torch sees 0 GPUs"),
         (("--cluster", "auto", "--jobs", "2"), "leave out --jobs"),
     ],

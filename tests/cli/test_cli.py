@@ -275,12 +275,9 @@ VARIABLE = "_FLASHINFER_TRACE_COMPLETE"
 
 
 def completed(shell: str, *words: str) -> list[str]:
-    """What the shell suggests for the last of these words."""
+    """Suggestions of the shell for the last of these words."""
     completion = get_completion_class(shell)(main, {}, "flashinfer-trace", VARIABLE)
     return [item.value for item in completion.get_completions(list(words[:-1]), words[-1])]
-
-
-STATUS = sorted({f"status:{value}" for one in flashinfer_trace.definitions() for value in one.tag_values("status")})
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_a_checkout_around_the_current_directory_is_read(checkout, monkeypatch, 
 def test_elsewhere_the_own_checkout_is_read(tmp_path, monkeypatch, invoke):
     monkeypatch.chdir(tmp_path)
     assert flashinfer_trace.find_root() == ROOT
-    result = invoke("sync", "--check", "rmsnorm_h512")
+    result = invoke("validate", str(ROOT / "definitions" / "rmsnorm" / "rmsnorm_h512.json"))
     assert result.stdout.endswith(f"; dataset: {ROOT}\n") and result.stderr == ""
 
 
@@ -138,11 +138,17 @@ def test_an_installed_copy_is_read_in_a_checkout_too_and_says_so(checkout, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("file", "fix"), [("rmsnorm_h7168.json", "dump {} --add` writes"), ("a.txt", "correct the path")]
+    ("root", "files", "fix"),
+    [
+        ("", ["a.txt"], "correct the path, or name a folder with the .json files of FLASHINFER_TRACE_DUMP_DIR"),
+        ("definitions", ["definitions/rmsnorm/a.json", "reference/rmsnorm/a.py"], "name the root {}"),
+    ],
 )
-def test_a_folder_of_dumps_is_not_a_root_and_the_message_says_what_reads_it(tmp_path, monkeypatch, file, fix):
-    (tmp_path / file).write_text("{}")
-    monkeypatch.setenv("FLASHINFER_TRACE_PATH", str(tmp_path))
+def test_a_root_without_definitions_says_what_to_name(tmp_path, monkeypatch, root, files, fix):
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text("{}")
+    monkeypatch.setenv("FLASHINFER_TRACE_PATH", str(tmp_path / root))
     with pytest.raises(store.DatasetError, match="has no definitions/; ") as raised:
         store.find_roots()
     assert fix.format(tmp_path.resolve()) in str(raised.value)

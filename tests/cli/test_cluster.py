@@ -28,15 +28,17 @@ NAMES = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def small_cluster(monkeypatch):
-    """Two workers, wherever this runs, and no reports about usage."""
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    start = ray.init
+@pytest.fixture(autouse=True, scope="module")
+def one_small_cluster():
+    """Two workers for all tests of a process: each imports torch once. No reports about usage."""
     options = {"num_cpus": 2, "include_dashboard": False, "configure_logging": False}
-    monkeypatch.setattr(ray, "init", lambda **given: start(**given, **options))
-    yield
-    ray.shutdown()
+    start, stop = ray.init, ray.shutdown
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setattr(ray, "init", lambda **given: ray.is_initialized() or start(**given, **options))
+        patch.setattr(ray, "shutdown", lambda: None)
+        yield
+        stop()
 
 
 def busy_workers() -> list[int]:

@@ -32,7 +32,7 @@ ON_GPUS = Settings("cuda", 20, 0, None, None, False, None, None)
 
 
 def found(invoke, *options: str) -> list[dict[str, object]]:
-    """What the reports say but how long it took, in one order."""
+    """The reports without the times, in one order."""
     result = invoke("verify", *NAMES, "--against", "all", "--format", "json", *options)
     assert result.exit_code == 0, result.output
     reports = sorted(json.loads(result.stdout), key=lambda one: (one["definition"], one["target"]))
@@ -197,7 +197,7 @@ def queue_of(*names: str, memory: float) -> Queue:
 
 
 def names_taken(queue: Queue, count: int) -> list[str]:
-    """What is taken beside what was taken before."""
+    """The Definitions that start together, at most count of them."""
     taken = []
     while len(taken) < count and (work := queue.take("cuda:0", taken)):
         taken.append(work)

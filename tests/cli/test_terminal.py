@@ -1,4 +1,4 @@
-"""What commands print on a terminal: lines that fit, colors, progress, and help that is not cut."""
+"""The output of commands on a terminal: lines that fit, colors, progress, and help that is not cut."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def on_terminal(*arguments: str, columns: int = 80) -> tuple[str, int]:
-    """What a command writes to a terminal of this width, and its exit status."""
+    """The output of a command on a terminal of this width, and its exit status."""
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (40, columns)) if hasattr(termios, "tcsetwinsize") else _resize(theirs, columns)
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")}

@@ -1,7 +1,7 @@
 """Our Definitions under flashinfer-bench's own evaluators, on the CPU: what they judge, and what they cannot.
 
-Its evaluators wait for CUDA after each call; that is all that is replaced here. The inputs are ours: those of its
-random generator are no valid offsets or probabilities.
+Its evaluators wait for CUDA after each call; that is all that is replaced here. The inputs are ours: its random
+generator does not make valid offsets or probabilities.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ SMALL = 64
 
 
 def sampler(name: str) -> dict[str, Any]:
-    """A sampler's Definition over 64 tokens, so that half a million draws take a moment."""
+    """A sampler's Definition over 64 tokens, so half a million draws take a moment."""
     definition = flashinfer_trace.load(f"{name}_v32000")
     text = definition.path.read_text(encoding="utf-8") if definition.path else ""
     return json.loads(text.replace("32000", str(SMALL)))

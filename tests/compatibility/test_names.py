@@ -18,7 +18,7 @@ from flashinfer_trace.dataset.flashinfer_bench import (
     matching,
 )
 from flashinfer_trace.dataset.validation import validate_paths
-from tools.compatibility.page import prose, state_of
+from tools.site.compatibility_page import prose, state_of
 
 ROOT = flashinfer_trace.find_root()
 OURS = {one.name: one for one in flashinfer_trace.definitions()}

@@ -135,7 +135,7 @@ def test_thin_inputs_have_the_cost_of_whole_ones(monkeypatch):
     assert thin == cost_of(definition, flashinfer_trace.make_inputs(definition, {"M": 5}))
 
 
-#: Families that draw features before routing, so that a seed has another routing at other sizes.
+#: Families that draw features before routing, so a seed has another routing at other sizes.
 FEATURES_FIRST = {
     "moe_bf16_expert_gemm",
     "moe_fp8_block_scale_expert_gemm",
@@ -170,7 +170,7 @@ def test_the_smallest_definition_of_each_family_costs_the_same_without_features(
 
 
 def test_a_rotation_counts_the_heads_of_its_definition(monkeypatch):
-    """Not those of the twin, of which the inputs of a workload are made."""
+    """A workload's inputs have the heads of the twin; the cost does not."""
     monkeypatch.setattr(shapes, "SMALL", 0)
     definition = flashinfer_trace.load("rope_with_cos_sin_cache_neox_style_h128_kv8_d128_rd128")
     cost, _ = shapes.cost_at(definition, {"num_tokens": 5})

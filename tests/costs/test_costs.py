@@ -1,7 +1,7 @@
 """Every family has a cost, and costs are counted again in another way.
 
-What a cost says is not read may hold anything, and what it says is read matters: both are tried on the reference. The
-operations of products are those that torch's FlopCounterMode counts in the reference.
+Elements that a cost does not count as read can hold anything, and those that it counts matter: both are tried on the
+reference. The operations of products are those that torch's FlopCounterMode counts in the reference.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def same(a: torch.Tensor, b: torch.Tensor, where: torch.Tensor) -> bool:
 IN_ANY_ORDER = ("fast_topk_v2", "fast_topk_transform_fused", "fast_topk_transform_ragged_fused")
 
 
-# The keys before a window belong to their request: references may multiply them by zero, so that NaN would show.
+# The keys before a window belong to their request: references may multiply them by zero, so NaN would show.
 @pytest.mark.parametrize("name", FAMILIES)
 def test_what_is_not_read_has_no_effect_and_the_bytes_are_those_of_the_rest(name):
     definition, found = drawn(name)

@@ -1,4 +1,4 @@
-"""What the command takes, and what it says to what it cannot take."""
+"""The arguments of the command, and its messages for bad ones."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def test_a_config_is_run_with_all_its_layers_and_the_files_beside_it(tmp_path):
     (folder / "config.json").write_text(json.dumps(LLAMA))
     (folder / "hf_quant_config.json").write_text("{}")
     plan = made(folder / "config.json", tp_size=2)
-    assert (plan.name, plan.model, plan.layers) == ("my-model-tp_size_2", "my-model", (1, 1, 1))
-    assert [path.name for path in plan.beside] == ["hf_quant_config.json"]
+    assert (plan.name, plan.model.name, plan.model.layers) == ("my-model-tp_size_2", "my-model", (1, 1, 1))
+    assert [path.name for path in plan.model.beside] == ["hf_quant_config.json"]
 
 
 def test_a_model_may_be_named_by_its_beginning():
-    assert made("llama").model == "llama_3.1_8b"
+    assert made("llama").model.name == "llama_3.1_8b"
     assert made("Qwen3-8B", tp_size=2).name == "qwen3_8b-tp_size_2"
 
 

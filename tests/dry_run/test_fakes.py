@@ -1,6 +1,6 @@
 """The GPU that is not there: what is known of tensors, what is not, and that nothing unknown passes in silence.
 
-The fakes change PyTorch for the whole process, so that each test runs a script in one of its own.
+The fakes change PyTorch for the whole process. One process installs them, and each script runs in a fork of it.
 """
 
 from __future__ import annotations
@@ -8,39 +8,64 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-BEGIN = """
-    import pathlib, sys
+FORKS = """
+    import os, pathlib, sys, traceback
     import torch
-    from tools.dry_run import device, findings, kernels, tensors
-    device.install(device.GPUS["sm90"], 1, pathlib.Path(sys.argv[1]))
+    from tools.dry_run import caught, device, findings, kernels, packages, tensors
+    device.install(device.GPUS["sm90"], pathlib.Path(sys.argv[1]))
     tensors.other_operator = kernels.of_operator
     tensors.install()
+    for path in map(str.strip, sys.stdin):
+        if not os.fork():
+            with open(f"{path}.out", "w") as file:
+                os.dup2(file.fileno(), 1)
+                os.dup2(file.fileno(), 2)
+            try:
+                exec(compile(pathlib.Path(path).read_text(), path, "exec"))
+            except BaseException:
+                traceback.print_exc()
+            sys.stdout.flush()
+            os._exit(0)
+        os.wait()
+        print("done", flush=True)
 """
+Run = Callable[[str], str]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("guard")
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
+    """A process on the fake GPU that runs each script whose path it is given."""
+    command = [sys.executable, "-c", textwrap.dedent(FORKS), str(tmp_path_factory.mktemp("guard"))]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as found:
+        yield found
+        assert found.stdin is not None
+        found.stdin.close()
 
 
-def run(folder: Path, script: str) -> str:
-    """The output of a script on the fake GPU."""
-    text = textwrap.dedent(BEGIN) + textwrap.dedent(script)
-    done = subprocess.run(
-        [sys.executable, "-c", text, str(folder)], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def run(process: subprocess.Popen[str], tmp_path: Path) -> Run:
+    """A function that returns the output of a script."""
+
+    def output(script: str) -> str:
+        path = tmp_path / "script.py"
+        path.write_text(textwrap.dedent(script), encoding="utf-8")
+        assert process.stdin is not None and process.stdout is not None
+        print(path, file=process.stdin, flush=True)
+        assert process.stdout.readline() == "done\n"
+        return Path(f"{path}.out").read_text(encoding="utf-8")
+
+    return output
 
 
-def test_small_tensors_have_values_and_large_ones_have_shapes(folder):
+def test_small_tensors_have_values_and_large_ones_have_shapes(run):
     out = run(
-        folder,
         """
         lengths = torch.tensor([3, 5], device="cuda")
         print(lengths.device, lengths.cumsum(0).tolist(), torch.cuda.get_device_name())
@@ -52,9 +77,8 @@ def test_small_tensors_have_values_and_large_ones_have_shapes(folder):
     assert out == "cuda:0 [3, 8] NVIDIA H100 80GB HBM3\nDry(bfloat16[7, 4096]) True []\n"
 
 
-def test_a_value_that_nobody_computed_is_an_error_and_stays_one_if_it_is_caught(folder):
+def test_a_value_that_nobody_computed_is_an_error_and_stays_one_if_it_is_caught(run):
     out = run(
-        folder,
         """
         unwritten = torch.empty(4, dtype=torch.int32, device="cuda")
         unwritten[:2] = 7
@@ -71,9 +95,8 @@ def test_a_value_that_nobody_computed_is_an_error_and_stays_one_if_it_is_caught(
     assert out == "[7, 7]\nrefused\nrefused\nrefused\n3 True\n"
 
 
-def test_what_a_kernel_writes_is_not_known_any_more(folder):
+def test_what_a_kernel_writes_is_not_known_any_more(run):
     out = run(
-        folder,
         """
         kernels.define("dry_test", ["fill(Tensor! out, Tensor lengths) -> ()", "same(Tensor(a!) x) -> Tensor(a!)"])
         out, lengths = torch.zeros(3, dtype=torch.int32, device="cuda"), torch.tensor([1, 2], device="cuda")
@@ -89,9 +112,8 @@ def test_what_a_kernel_writes_is_not_known_any_more(folder):
     assert out == "[1, 2] True\nrefused\n"
 
 
-def test_a_kernel_with_an_unknown_output_is_an_error_that_names_it(folder):
+def test_a_kernel_with_an_unknown_output_is_an_error_that_names_it(run):
     out = run(
-        folder,
         """
         kernels.define("dry_test", ["new_one(Tensor x, int n) -> Tensor"])
         try:
@@ -105,7 +127,7 @@ def test_a_kernel_with_an_unknown_output_is_an_error_that_names_it(folder):
     assert out.endswith("\n1\n")
 
 
-def test_a_stand_in_may_be_defined_with_but_not_called(folder, tmp_path):
+def test_a_stand_in_may_be_defined_with_but_not_called(run, tmp_path):
     (tmp_path / "sglang-1.0.dist-info").mkdir()
     (tmp_path / "sglang-1.0.dist-info" / "METADATA").write_text("Requires-Dist: absent-package==2.5\n")
     package = tmp_path / "sglang"
@@ -119,9 +141,7 @@ def test_a_stand_in_may_be_defined_with_but_not_called(folder, tmp_path):
         "def calls(): return absent_package.compute(1)\n"
     )
     out = run(
-        folder,
         f"""
-        from tools.dry_run import packages
         sys.path.insert(0, {str(tmp_path)!r})
         packages.install(pathlib.Path({str(tmp_path)!r}), {{}})
         import sglang
@@ -140,7 +160,7 @@ def test_a_stand_in_may_be_defined_with_but_not_called(folder, tmp_path):
     assert third == "missing"
 
 
-def test_an_exception_that_sglang_catches_is_found_unless_it_is_reviewed_or_raised_again(folder, tmp_path):
+def test_an_exception_that_sglang_catches_is_found_unless_it_is_reviewed_or_raised_again(run, tmp_path):
     package = tmp_path / "sglang"
     package.mkdir()
     (package / "__init__.py").write_text(
@@ -158,9 +178,7 @@ def test_an_exception_that_sglang_catches_is_found_unless_it_is_reviewed_or_rais
         "    except ImportError:\n        return 'not AMD'\n"
     )
     out = run(
-        folder,
         f"""
-        from tools.dry_run import caught
         sys.path.insert(0, {str(tmp_path)!r})
         caught.install(pathlib.Path({str(tmp_path)!r}))
         import sglang

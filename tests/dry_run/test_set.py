@@ -27,7 +27,7 @@ def test_a_record_is_of_its_plan_and_measures_nothing(name):
     jsonschema.validate(json.loads(path.read_text(encoding="utf-8")), SCHEMA)
     run = recording.read(path)
     assert run.document["versions"]["sglang"] == release.DEFAULT
-    assert (run.document["model_config"], run.document["server"]) == (dict(plan.config), dict(plan.server))
+    assert (run.document["model_config"], run.document["server"]) == (dict(plan.model.config), dict(plan.server))
     assert {call.phase for call in run.calls} == set(plan.phases)
     assert not any(call.launches for call in run.calls)
     kernels = [call for call in run.calls if call.library != "torch"]

@@ -1,10 +1,10 @@
-"""What is read from kernels' sources and libraries: schemas in bytes, and what a Triton kernel writes."""
+"""Facts read from kernels' sources and libraries: schemas in bytes, and what a Triton kernel writes."""
 
 from __future__ import annotations
 
 import types
 
-from tools.dry_run import install, kernels
+from tools.dry_run import caught, install, kernels
 
 
 def test_schemas_stand_in_the_bytes_of_a_library_also_across_blocks():
@@ -39,3 +39,21 @@ def test_a_triton_kernel_writes_where_the_address_of_a_store_comes_from():
 def test_a_kernel_without_source_may_write_everything():
     unreadable = types.SimpleNamespace(fn=len, arg_names=("a", "b"))
     assert kernels._stored.__wrapped__(unreadable) == {"a", "b"}
+
+
+def test_kept_bytecode_of_a_site_that_was_moved_names_the_new_place(tmp_path):
+    """Otherwise, the lines of calls would be looked up in files that are gone."""
+    (tmp_path / "old" / "sglang").mkdir(parents=True)
+    (tmp_path / "old" / "sglang" / "srt.py").write_text(
+        "def f():\n    try:\n        g()\n    except OSError:\n        pass\n"
+    )
+    found = []
+    for name in ("old", "new"):
+        path = str(tmp_path / name / "sglang" / "srt.py")
+        found.append(caught._Loader("sglang.srt", path).get_code("sglang.srt"))
+        if name == "old":
+            (tmp_path / "old").rename(tmp_path / "new")
+    assert len(list((tmp_path / "new").rglob("*-reporting"))) == 1
+    for code in (found[1], found[1].co_consts[0]):
+        assert code.co_filename == path
+    assert caught._NAME in found[1].co_consts[0].co_names

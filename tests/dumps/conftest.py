@@ -14,7 +14,7 @@ from flashinfer_trace.sandbox.limits import ReferenceLimits
 from flashinfer_trace.sandbox.worker import ReferenceWorker
 from tools.templates.record import RECORD, Record, read_record
 
-#: Classifies a dump, of which texts of the reference are replaced.
+#: Classifies a dump after texts of its reference are replaced.
 Classify = Callable[..., Classified]
 
 
@@ -40,7 +40,7 @@ def dumps(record: Record) -> dict[str, Dump]:
 
 @pytest.fixture(scope="session")
 def changed(record: Record, references: References) -> Classify:
-    """What the dump of a name is if texts of its reference, or dtypes, are replaced; each text must be there."""
+    """Classifies the dump of a name after texts of its reference, or dtypes, are replaced; each text must be there."""
     by_name = {data["name"]: data for data in reversed(record.dumps)}
 
     def classify_changed(name: str, *texts: tuple[str, str], dtype: tuple[str, str] | None = None) -> Classified:

@@ -101,7 +101,7 @@ def test_a_file_of_this_dataset_is_verified_wherever_it_is(tmp_path: Path) -> No
     [
         pytest.param("{", "cannot be read", id="syntax"),
         pytest.param('{"name": "x"}', "op_type is missing", id="field"),
-        pytest.param("[]", "no JSON object", id="list"),
+        pytest.param("[]", "not a JSON object", id="list"),
     ],
 )
 def test_a_file_that_is_no_dump_is_named(tmp_path: Path, text: str, message: str) -> None:
@@ -118,7 +118,7 @@ def test_a_dump_never_runs_beside_a_gpu(directory: Path) -> None:
 
 
 def test_only_unknown_dumps_are_a_status_of_their_own(record: Record, tmp_path: Path) -> None:
-    data = next(one for one in record.dumps if one["template"] == "append_paged_mla_kv_cache")
+    data = next(one for one in record.dumps if one["template"] == "pod_run")
     (tmp_path / "x.json").write_text(json.dumps(data))
     done = run("dump", tmp_path)
     assert done.exit_code == 3

@@ -51,11 +51,6 @@ def test_a_file_that_is_no_record_is_named(tmp_path: Path) -> None:
         read_record(path)
 
 
-def test_the_command_prints_the_page(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--page"]) == 0
-    assert capsys.readouterr().out.startswith("# FlashInfer's templates\n")
-
-
 def test_the_command_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--flashinfer", str(tmp_path)]) == 2
     assert "there is no flashinfer with flashinfer/trace" in capsys.readouterr().err

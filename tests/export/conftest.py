@@ -57,4 +57,4 @@ def exported(one_each: dict[str, Definition], tmp_path_factory: pytest.TempPathF
         summary = write_trace_set(directory, one_each.values(), lambda name: None)
     names = {row["name"] for row in summary.rows}
     chosen = {one.name: one for one in one_each.values() if one.name in names}
-    return Exported(directory, chosen, summary.definitions_left_out)
+    return Exported(directory, chosen, summary.left_out["definitions"])

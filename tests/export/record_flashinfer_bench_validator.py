@@ -5,7 +5,7 @@ git clone https://github.com/flashinfer-ai/flashinfer-bench CLONE        # relea
 python tests/export/record_flashinfer_bench_validator.py CLONE TRACESET
 
 Its package imports FlashInfer for a function that times kernels, which the validator does not call without a GPU. Where
-FlashInfer is not installed, an empty function stands in for that one.
+FlashInfer is not installed, an empty function replaces that one.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ RECORDED = json.loads(RESULTS.read_text())
 RUNS = {name: found for one in RECORDED for name, found in one["runs"].items()}
 REJECTED = "fp8_scaled_mm_n3072_k1536"
 REJECTED_ATTENTION = "dsa_sparse_attention_fp8_cache_h128_ckv512_kpe64_topk2048_ps64"
-#: Of the 64 of their first workloads.
+#: Rows and tokens that are tried; their first workloads have 64.
 ROWS, TOKENS = 24, 4
 
 

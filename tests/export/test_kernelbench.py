@@ -23,7 +23,7 @@ from flashinfer_trace.judging.export.kernelbench import NoProblem, precision, pr
 
 @pytest.fixture(autouse=True)
 def own_settings() -> Iterator[None]:
-    """What problems set holds for the whole process; it ends with the test."""
+    """Problems set defaults for the whole process; they end with the test."""
     with float32_sums():
         yield
 
@@ -43,7 +43,7 @@ def run(code: str) -> tuple[list[Any], Any]:
 def test_a_problem_runs_on_a_cpu(name: str, first_workload: None):
     torch.manual_seed(0)
     definition = flashinfer_trace.load(name)
-    inputs, result = run(problem(definition))
+    inputs, result = run(problem(definition)[0])
     expected = definition.name_outputs(definition.run(*inputs))  # checks the inputs, constraints included
     actual = definition.name_outputs(result)
     assert all(torch.equal(actual[output], expected[output]) for output in definition.outputs)
@@ -57,7 +57,7 @@ def test_no_stored_answer_passes(one_each: dict[str, Definition], first_workload
     assert len(judged) > 15
     for definition in judged:
         names: dict[str, Any] = {}
-        exec(compile(problem(definition), "problem.py", "exec"), names)
+        exec(compile(problem(definition)[0], "problem.py", "exec"), names)
         dtype = dtypes[precision(definition)]
         results = []
         for seed in (1, 2):
@@ -73,14 +73,14 @@ def test_no_stored_answer_passes(one_each: dict[str, Definition], first_workload
 @pytest.mark.parametrize("name", ["softmax_temperature_v32000", "top_p_renorm_probs_v102400"])
 def test_rows_are_those_of_a_quick_workload(name: str):
     """flashinfer-bench has no time for so many draws, and no room for so many probabilities; KernelBench needs none."""
-    assert "batch_size = 64." in problem(flashinfer_trace.load(name))
+    assert "batch_size = 64." in problem(flashinfer_trace.load(name))[0]
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_one_sum_after_the_other_is_a_right_product(seed: int):
-    """A plain kernel in float32, with one multiply-add after the other, is within KernelBench's tolerance."""
+    """A plain kernel in float32, with one product added after the other, is within KernelBench's tolerance."""
     torch.manual_seed(seed)
-    (a, b), expected = run(problem(flashinfer_trace.load("gemm_float32_n160_k5120")))
+    (a, b), expected = run(problem(flashinfer_trace.load("gemm_float32_n160_k5120"))[0])
     rows = slice(0, 16)
     sums = torch.zeros_like(expected[rows])
     for left, right in zip(a[rows].double().T, b.double().T, strict=True):
@@ -93,7 +93,7 @@ def test_all_products_are_of_the_order_of_1(one_each: dict[str, Definition]):
     judged = [one for one in products if not unfit_for_kernelbench(one, family_of(one))]
     assert len(judged) > 4
     for definition in judged:
-        sigma = float(re.findall(r"\* (\S+),  # B$", problem(definition), re.M)[0])
+        sigma = float(re.findall(r"\* (\S+),  # B$", problem(definition)[0], re.M)[0])
         k = next(size for axis, size in definition.const_axes.items() if axis.lower() == "k")
         assert sigma == pytest.approx(k**-0.5, rel=1e-5), definition.name
 
@@ -103,7 +103,7 @@ def test_products_of_float16_are_summed_in_float32(name: str, sums: bool):
     """As their references ask for on a GPU; other problems leave torch's setting."""
     options = torch.backends.cuda.matmul
     options.allow_fp16_reduced_precision_reduction = True
-    exec(compile(problem(flashinfer_trace.load(name)), "problem.py", "exec"), {})
+    exec(compile(problem(flashinfer_trace.load(name))[0], "problem.py", "exec"), {})
     assert options.allow_fp16_reduced_precision_reduction == sums
 
 
@@ -114,7 +114,7 @@ def test_workloads_that_do_not_fit_are_named(tmp_path: Path, monkeypatch: pytest
     (row,) = summary.rows
     assert "batch_size = 1." in row["code"]
     left_out = json.loads((tmp_path / "left_out.json").read_text(encoding="utf-8"))["workloads"]
-    assert left_out == summary.workloads_left_out and definition.name in left_out
+    assert left_out == summary.left_out["workloads"] and definition.name in left_out
     assert set(left_out[definition.name].values()) == {"its tensors take more than 500 characters of source"}
 
 
@@ -153,7 +153,7 @@ def test_results_in_fp8_are_no_problem():
 def test_all_are_written_or_left_out(one_each: dict[str, Definition], first_workload: None, tmp_path: Path):
     summary = write_problems(tmp_path, one_each.values(), lambda name: None)
     written = {file.stem: file for file in tmp_path.glob("*/*.py")}
-    assert written.keys() | summary.definitions_left_out.keys() == {one.name for one in one_each.values()}
+    assert written.keys() | summary.left_out["definitions"].keys() == {one.name for one in one_each.values()}
     rows = [json.loads(line) for line in (tmp_path / "index.jsonl").read_text(encoding="utf-8").splitlines()]
     assert {row["name"]: row["code"] for row in rows} == {
         name: file.read_text(encoding="utf-8") for name, file in written.items()

@@ -119,7 +119,7 @@ def test_each_solution_calls_an_existing_kernel(exported: Exported):
         path = document["description"].split("[")[0].split(" of ")[0]
         tree = ast.parse(content)
         assert ast.get_docstring(tree, clean=False).split(": ")[1].startswith(path)
-        # The name that is called: an attribute, an imported name, or a string that getattr() reads. What launches a
+        # The name that is called: an attribute, an imported name, or a string that getattr() reads. The launcher of a
         # Triton kernel has a name that ends with the kernel's.
         assert re.search(rf"{path.rpartition('.')[2]}\b", content.partition('"""\n')[2]), path
         assert [node.name for node in tree.body if isinstance(node, ast.FunctionDef)][-1] == "run"

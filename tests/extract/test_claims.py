@@ -1,4 +1,4 @@
-"""What models/needs/ claims: sizes that follow from the constants of models, and what their recorded runs call."""
+"""Claims of models/needs/: sizes that follow from the constants of models, and what their recorded runs call."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from whole_dataset import DEFINITIONS as DATASET
+from whole_dataset import with_calls
 
-from flashinfer_trace import definitions, find_root
+from flashinfer_trace import find_root
 from flashinfer_trace.dataset.coverage import load_needs
 from tools.extract.matched import Dataset, State, rows_of
 from tools.extract.model_needs import _ops, _sizes, parallel_sizes, runs_of
@@ -21,7 +23,6 @@ ROOT = find_root()
 NEEDS = load_needs(ROOT)
 MODELS = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in (ROOT / "models").glob("*.json")}
 RUNS = read_all(ROOT / "traces" / "runtime")
-DATASET = {one.name: one for one in definitions(root=ROOT)}
 #: Configurations as published, each with the Definitions that a person read in the model's code.
 PUBLISHED = {
     path.stem: json.loads(path.read_text(encoding="utf-8"))
@@ -117,7 +118,7 @@ def test_a_wrong_size_is_found():
 
 @pytest.fixture(scope="module")
 def known() -> Dataset:
-    return Dataset(ROOT, DATASET.values())
+    return with_calls()
 
 
 @pytest.mark.parametrize("model", sorted(NEEDS))
@@ -131,7 +132,8 @@ def test_the_definitions_that_a_models_own_runs_call_are_claimed_or_recorded(mod
 
 
 def test_every_model_has_runs_of_its_architecture():
-    assert all(runs_of(name, MODELS, committed(ROOT)) for name in MODELS)
+    runs = committed(ROOT)
+    assert all(runs_of(name, MODELS, runs) for name in MODELS)
 
 
 def test_parallel_sizes_of_op_types():

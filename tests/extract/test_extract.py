@@ -8,8 +8,9 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
+from whole_dataset import DEFINITIONS, with_calls
 
-from flashinfer_trace import Definition, definitions, find_root
+from flashinfer_trace import Definition, find_root
 from flashinfer_trace.dataset.evidence import kernels_today
 from flashinfer_trace.format.naming import family_name, load_naming
 from tools.extract import __main__ as command
@@ -26,17 +27,17 @@ from tools.trace.records import of_model
 ROOT = find_root()
 RUNS = read_all(ROOT / "traces" / "runtime")
 RELEASE = ("--release", "0.5.11")
-DATASET = list(definitions(root=ROOT))
+DATASET = list(DEFINITIONS.values())
 NAMING = load_naming(ROOT)
 BOTH = ("prefill", "decode")
 DENSE = "llama_3.1_8b-bf16-flashinfer"
-#: Of the recorded calls that one Definition describes, those whose sizes must be found without it.
+#: Least share of the recorded calls of one Definition whose sizes must be found without it.
 LEAST_FOUND = 0.75
 
 
 @pytest.fixture(scope="module")
 def dataset() -> Dataset:
-    return Dataset(ROOT, DATASET)
+    return with_calls()
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +85,7 @@ def changed(call: RecordedCall, old: int, new: int) -> RecordedCall:
 
 
 def test_a_call_of_another_size_is_a_new_size_of_its_family(dataset: Dataset):
-    """Hidden size 4160 is no model's: every norm, projection and quantizer of it is missing."""
+    """No model has hidden size 4160: every norm, projection and quantizer of it is missing."""
     calls = tuple(changed(call, 4096, 4160) for call in run(DENSE).calls)
     rows = rows_of([dataclasses.replace(run(DENSE), calls=calls)], dataset, BOTH)
     new = {row.definitions[-1]: row for row in rows if row.state is State.NEW_SIZE}
@@ -144,9 +145,8 @@ def test_the_router_and_the_experts_of_deepseek_v3_have_definitions(dataset: Dat
 def test_a_kernel_without_evidence_is_told_from_one_that_ran(dataset: Dataset, monkeypatch: pytest.MonkeyPatch):
     (ran,) = (row for row in rows_of([run(DENSE)], dataset, ("decode",)) if row.definitions == ("rmsnorm_h4096",))
     monkeypatch.setattr(matched, "proofs", lambda root, definition: [])
-    (named,) = (
-        row for row in rows_of([run(DENSE)], Dataset(ROOT, DATASET), ("decode",)) if row.definitions == ran.definitions
-    )
+    rows = rows_of([run(DENSE)], Dataset(ROOT, DATASET), ("decode",))
+    (named,) = (row for row in rows if row.definitions == ran.definitions)
     assert (ran.state, named.state) == (State.VERIFIED, State.EXISTS)
 
 

@@ -9,8 +9,8 @@ import json
 from pathlib import Path
 
 import pytest
+from whole_dataset import with_calls
 
-from flashinfer_trace import definitions, find_root
 from tools.extract.matched import Dataset, rows_of
 from tools.runtime_tracing.recording import read
 
@@ -21,7 +21,7 @@ PLANS = {name: json.loads((HERE / "published" / f"{name}.json").read_text(encodi
 
 @pytest.fixture(scope="module")
 def dataset() -> Dataset:
-    return Dataset(find_root(), definitions())
+    return with_calls()
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -48,7 +48,6 @@ def test_what_a_dry_run_calls_is_what_a_person_read(name: str, dataset: Dataset)
 #: Model and op of which the run calls what the plan, which is of release 0.5.8 and of FlashInfer, does not name -> why.
 EXPLAINED = {
     ("glm-4.5-air", "rotary_emb"): "Only a part of each head is rotated; 0.5.11 passes that part alone.",
-    ("deepseek-v2", "attn_mqa"): "FlashAttention 3 decodes, which takes latent queries and rotated ones apart.",
 }
 #: Ops of the plan that every model has: projections, attention, norms, the sampler.
 LEAST_OPS = 8

@@ -22,8 +22,8 @@ from attention_cases import (
     keys_and_values,
     queries,
     slots,
-    twin,
 )
+from drawn_plans import small_twin
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
@@ -34,7 +34,7 @@ from flashinfer_trace.harness.case import evaluate, reference_outputs
 from flashinfer_trace.harness.job import SMALL_BLOCK
 from flashinfer_trace.harness.verify import Job, verify
 
-#: What kernels may split depends on the keys that the last query of a block sees, and so on the block.
+#: Kernels split the keys that the last query of a block sees, so these depend on the block.
 SPLIT_SUMS = {f"gain_{kind}_partial" for kind in ("settled", "worst", "squares")}
 
 
@@ -164,7 +164,7 @@ def test_shared_pages_are_read_by_every_request_that_names_them(name):
 def test_page_size_does_not_change_the_result(name, single):
     kv_lens, q_lens = [11, 0, 4, 1], [3, 1, 5, 1]
     _, paged, inputs = case(name, kv_lens, q_lens)
-    _, definition = twin(single)
+    _, definition = small_twin(single)
     one = {
         **inputs,
         **{cache: inputs[cache].flatten(0, 1).unsqueeze(1) for cache in caches(inputs)},
@@ -181,7 +181,7 @@ def test_page_size_does_not_change_the_result(name, single):
 def test_pages_and_ragged_tensors_give_the_same(paged):
     kv_lens, q_lens = [11, 0, 4, 1], [3, 1, 5, 1]
     _, definition, inputs = case(paged, kv_lens, q_lens)
-    _, ragged = twin(RAGGED[0])
+    _, ragged = small_twin(RAGGED[0])
     own_slots = slots(inputs, definition.const_axes["page_size"], kv_lens)
     own = {**inputs, "kv_indptr": torch.tensor([0, 11, 11, 15, 16], dtype=torch.int32)}
     own |= {name: inputs[f"{name}_cache"].flatten(0, 1)[own_slots] for name in ("k", "v")}
@@ -222,7 +222,7 @@ def test_blocks_of_queries_do_not_change_the_result(name):
     ],
 )
 def test_axes_of_a_user_are_honored(name, axes):
-    family, definition = twin(name)
+    family, definition = small_twin(name)
     inputs = family.inputs_for_axes(definition, axes, seed=1, device="cpu")
     actual = definition.bind_axes(inputs)
     assert {axis: actual[axis] for axis in axes} == axes

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from attention_cases import CAUSAL, DECODE, LATENT, NAMES, PAGED, case, plan, queries
+from drawn_plans import small_twin
 from emulated_attention import attention_model, counted_lengths, paged_requests, ragged_requests, requests_in
+from emulated_runs import install
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of, gqa_paged
@@ -23,7 +24,6 @@ from flashinfer_trace.families.mla_paged import inputs as latent
 from flashinfer_trace.families.mla_paged.kernels import BACKENDS as LATENT_BACKENDS
 from flashinfer_trace.harness.case import evaluate, run_case
 from flashinfer_trace.harness.inputs import Draws
-from flashinfer_trace.harness.verify import prepare
 from flashinfer_trace.verdict.errors import ONE_SIDED, RowSigns
 
 ROUNDINGS = {backend.name: backend.rounding for backend in (CUDA_CORES, FA2, FA3)}
@@ -268,23 +268,18 @@ def flash_attn_varlen_func(q, k, v, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
 
 @pytest.fixture
 def stand_ins(monkeypatch):
-    """Modules flashinfer.* and sgl_kernel.* that contain what is above."""
-    modules = {
-        name: ModuleType(name) for name in ("flashinfer", *(f"flashinfer.{x}" for x in ("decode", "mla", "prefill")))
+    stand_ins = {
+        "flashinfer.decode.BatchDecodeWithPagedKVCacheWrapper": PagedDecode,
+        "flashinfer.mla.BatchMLAPagedAttentionWrapper": Latent,
+        "flashinfer.mla.MLAPlanMetadata": SimpleNamespace(csr=lambda *tensors: tensors),
+        "flashinfer.prefill.BatchPrefillWithPagedKVCacheWrapper": PagedPrefill,
+        "flashinfer.prefill.BatchPrefillWithRaggedKVCacheWrapper": RaggedPrefill,
+        "sgl_kernel.flash_attn.flash_attn_with_kvcache": flash_attn_with_kvcache,
+        "sgl_kernel.flash_attn.flash_attn_varlen_func": flash_attn_varlen_func,
+        "sgl_kernel.flash_attn.get_scheduler_metadata": lambda *, cache_seqlens, **sizes: cache_seqlens,
+        "flash_attn.cute.flash_attn_varlen_func": cute_varlen_func,
     }
-    modules["flashinfer.decode"].BatchDecodeWithPagedKVCacheWrapper = PagedDecode
-    modules["flashinfer.mla"].BatchMLAPagedAttentionWrapper = Latent
-    modules["flashinfer.mla"].MLAPlanMetadata = SimpleNamespace(csr=lambda *tensors: tensors)
-    modules["flashinfer.prefill"].BatchPrefillWithPagedKVCacheWrapper = PagedPrefill
-    modules["flashinfer.prefill"].BatchPrefillWithRaggedKVCacheWrapper = RaggedPrefill
-    modules["sgl_kernel"], flash = ModuleType("sgl_kernel"), ModuleType("sgl_kernel.flash_attn")
-    modules["sgl_kernel.flash_attn"] = flash
-    flash.flash_attn_with_kvcache, flash.flash_attn_varlen_func = flash_attn_with_kvcache, flash_attn_varlen_func
-    flash.get_scheduler_metadata = lambda *, cache_seqlens, **sizes: cache_seqlens
-    modules["flash_attn"], modules["flash_attn.cute"] = ModuleType("flash_attn"), ModuleType("flash_attn.cute")
-    modules["flash_attn.cute"].flash_attn_varlen_func = cute_varlen_func
-    for name, module in modules.items():
-        monkeypatch.setitem(sys.modules, name, module)
+    install(monkeypatch, stand_ins)
     monkeypatch.setattr(attention_kernels, "WORKSPACE_BYTES", 16)
     attention_kernels.wrapper.cache_clear()
     yield
@@ -294,9 +289,7 @@ def stand_ins(monkeypatch):
 @pytest.mark.parametrize("name", NAMES)
 def test_kernels_are_called_with_what_they_take(name, stand_ins):
     """Every adapter, from inputs to compared outputs, with libraries that compute with the arguments they receive."""
-    definition = flashinfer_trace.load(name)
-    family = family_of(definition)
-    twin = prepare(definition, family, "cpu", full=False)
+    family, twin = small_twin(name)
     pages = {"shared_prefix": 1, "num_pages": 40} if name in PAGED else {}
     given = plan(name, [9, 0, 4, 3, 5], [2, 1, 4, 0, 5], **pages)
     called = [*wrappers(family), *(kernel for kernel in family.kernels if "flash_attn." in kernel.path)]
@@ -309,9 +302,7 @@ def test_kernels_are_called_with_what_they_take(name, stand_ins):
 
 
 def test_the_wrapper_of_latent_attention_is_called_for_a_table_of_pages(stand_ins):
-    definition = flashinfer_trace.load("mla_paged_decode_page_table_h16_ckv512_kpe64_ps64")
-    family = family_of(definition)
-    twin = prepare(definition, family, "cpu", full=False)
+    family, twin = small_twin("mla_paged_decode_page_table_h16_ckv512_kpe64_ps64")
     given = {"kv_lens": [9, 0, 4, 3, 21], "logits": "normal", "scale": 0.6, "num_pages": 40}
     given |= {"shared_prefix": 1, "unused": "nan"}
     assert {kernel.variant for kernel in wrappers(family)} == {"fa2", "fa3"}

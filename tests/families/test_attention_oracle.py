@@ -18,7 +18,7 @@ from flashinfer_trace.families.mla_paged import inputs as latent
 from flashinfer_trace.harness.layouts import LAYOUT
 from flashinfer_trace.verdict.compare import CONFIDENCE, summation_error
 
-#: What depends on how kernels split keys has tests of its own.
+#: Bounds that depend on how kernels split keys have tests of their own.
 SPLIT = {"partial", "gain_settled_partial", "gain_worst_partial", "gain_squares_partial"}
 
 

@@ -28,7 +28,7 @@ def twin(name):
 
 
 def usual_scale(definition):
-    """Of the features of the twin, or of those before absorption."""
+    """The scale of the twin's features, or of those before absorption."""
     latent = "head_dim_ckv" in definition.const_axes
     dim = definition.const_axes.get("qk_dim", definition.const_axes.get("head_dim", 0))
     return softmax_scale(SCALED_DIM if latent else dim)

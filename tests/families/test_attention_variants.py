@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
-from types import ModuleType
 
-import hypothesis
 import pytest
 import torch
+from drawn_plans import drawn
+from emulated_runs import install
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
@@ -171,7 +170,7 @@ def test_outputs_may_be_zero_only_where_float32_has_no_numbers_for_the_weights(n
 
 @pytest.mark.parametrize(("above", "accepted"), [(200.0, True), (60.0, False)])
 def test_an_infinite_lse_is_accepted_only_where_the_exponential_of_the_sink_overflows(above, accepted):
-    """`above`: by how many nats each sink exceeds the largest logit of its head, so that exp is 2^289 or 2^87."""
+    """`above`: by how many nats each sink exceeds the largest logit of its head, so exp is 2^289 or 2^87."""
     name = "gqa_paged_decode_sinks"
     family, definition, inputs = case(name, kv_lens=[3, 5])
     inputs["sinks"] = torch.full_like(inputs["sinks"], 0.0)
@@ -217,17 +216,10 @@ def test_the_window_of_a_wrapper_does_not_count_the_own_key():
 def test_every_query_of_a_kernel_that_needs_keys_sees_one(name):
     """Among all that hypothesis draws at real sizes, many requests, some of them without queries."""
     request = PlanRequest(FIRST[name], {"total_q": (1, 1 << 30)}, True, SINKS_NEED_KEYS)
-    drawn = []
-
-    @hypothesis.settings(max_examples=300, database=None, derandomize=True, deadline=None)
-    @hypothesis.given(family_of(FIRST[name]).plans(request))
-    def draw(plan):
-        drawn.append(plan)
-
-    draw()
-    pairs = [pair for p in drawn for pair in zip(p.get("q_lens", itertools.repeat(1)), p["kv_lens"], strict=False)]
+    plans = drawn(family_of(FIRST[name]).plans(request))
+    pairs = [pair for p in plans for pair in zip(p.get("q_lens", itertools.repeat(1)), p["kv_lens"], strict=False)]
     assert len(pairs) > 1000 and all(kv >= q for q, kv in pairs)
-    assert any(q == 0 for q, _ in pairs) == ("q_lens" in drawn[0])
+    assert any(q == 0 for q, _ in pairs) == ("q_lens" in plans[0])
 
 
 @pytest.mark.parametrize("name", [name for name in FIRST if "sinks" in name and not name.startswith(EXTEND)])
@@ -251,10 +243,7 @@ def test_the_wrapper_of_sinks_gets_its_arguments(name, monkeypatch):
             out.copy_(found[0])
             lse.copy_(found[1])
 
-    attention = ModuleType("flashinfer.attention")
-    attention.BatchAttentionWithAttentionSinkWrapper = BatchAttentionWithAttentionSinkWrapper
-    monkeypatch.setitem(sys.modules, "flashinfer", ModuleType("flashinfer"))
-    monkeypatch.setitem(sys.modules, "flashinfer.attention", attention)
+    install(monkeypatch, {variants.SINKS_PLANNED.path: BatchAttentionWithAttentionSinkWrapper})
     kernels.wrapper.cache_clear()
     monkeypatch.setattr(kernels, "WORKSPACE_BYTES", 16)
     for kernel in (one for one in family.kernels if one.path == variants.SINKS_PLANNED.path):

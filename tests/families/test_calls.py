@@ -27,7 +27,7 @@ def test_words_are_names_with_attributes_literals_and_keywords():
 
 
 def test_a_word_that_is_nothing_is_named():
-    with pytest.raises(NameError, match=r"wieght is no literal; known are .'a', 'k'."):
+    with pytest.raises(NameError, match=r"wieght is not a literal; known: .'a', 'k'."):
         called(arguments, "a wieght", DEFINITION, {"a": 1})
 
 

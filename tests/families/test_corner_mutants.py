@@ -66,8 +66,7 @@ THROUGH_ARITHMETIC = (
     "({} + 0.0)",
     "torch.where({0}.abs() < 1e-38, {0} * 0.0, {0})",
 )
-ROTATED_BYTES = "rows[:, end:].view(torch.bfloat16)"
-#: What of a reference is a copy: written rows, and those that stay.
+#: The copies that a reference makes: written rows, and those that stay.
 COPIES = (
     ("store_cache_d128", "k_cache.index_copy", "k_cache"),
     ("store_cache_d128", "v_cache.index_copy", "v_cache"),
@@ -83,11 +82,7 @@ COPIES = (
     ("moe_shuffle_rows_h2048", "input[dst2src_map]", "input"),
     ("moe_shuffle_rows_fp32_h16", "input[dst2src_map]", "input"),
     ("quantize_k_cache_ckv512_kpe64_g128", "k_rope.clone()", "k_rope"),
-    (
-        "dequantize_k_cache_ckv512_kpe64_g128",
-        "rows[:, end:].view(torch.bfloat16)",
-        "rows[:, end:].view(torch.bfloat16)",
-    ),
+    ("dequantize_k_cache_ckv512_kpe64_g128", *["rows[:, end:].view(torch.bfloat16)"] * 2),
     ("rope_with_cos_sin_cache_neox_style_store_h16_kv2_d128", "k_cache.index_copy", "k_cache"),
     ("rope_with_cos_sin_cache_neox_style_store_h16_kv2_d128", "v_cache.index_copy", "v_cache"),
     ("rope_with_cos_sin_cache_neox_style_store_h16_kv2_d128", "out_loc, v)", "v"),

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
-from drawn_plans import without_corners
+from changed_references import changed
+from test_corner_mutants import EXAMPLES, assert_a_corner_rejects
 
-import flashinfer_trace
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.verify import Job, verify
 
-EXAMPLES = 6
 #: Sums of scores that are clamped, as by torch.nn.functional.normalize, whose least divisor is 1e-12.
 LEAST_SUM = ("scores.sum(dim=1, keepdim=True)", "scores.sum(dim=1, keepdim=True).clamp_min(1e-12)")
 ROUTED = (
@@ -48,21 +45,9 @@ MUTANTS = [
 ]
 
 
-def changed(name, old, new):
-    """The Definition with a change of its reference."""
-    definition = flashinfer_trace.load(name)
-    assert definition.reference.count(old) == 1, f"{name} has {old!r} {definition.reference.count(old)} times"
-    return dataclasses.replace(definition, reference=definition.reference.replace(old, new))
-
-
 @pytest.mark.parametrize(("name", "change"), MUTANTS)
 def test_a_corner_rejects_what_drawn_cases_accept(name, change):
-    definition = changed(name, *change)
-    family = family_of(definition)
-    drawn_only = dataclasses.replace(family, plan=without_corners(family.plan), checks=())
-    assert verify(Job(definition, drawn_only), examples=EXAMPLES).status == "passed"
-    report = verify(Job(definition, family), examples=0)
-    assert report.status == "failed" and "repeat: flashinfer-trace verify" in report.message
+    assert_a_corner_rejects(changed(name, *change))
 
 
 @pytest.mark.parametrize("change", OTHER_ROWS)

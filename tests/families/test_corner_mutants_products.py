@@ -10,7 +10,7 @@ from flashinfer_trace.harness.verify import Job, verify
 
 #: Products of bf16 matrices, which float16 cannot hold.
 BF16 = ("gemm_bf16_n64_k2048", "gemm_float32_out_n64_k7168", "bmm_bf16_b16_n128_k512", "gemm_bf16_bias_n10240_k8192")
-#: What loses the numbers that are too small for float16, or too large.
+#: Changes that lose numbers that are too small or too large for float16.
 NARROW = ("{0}.half().float()", "torch.where({0}.abs() < 1e-5, 0.0, {0}.float())", "{0}.float().clamp(-65504, 65504)")
 
 FP8 = ("bmm_fp8_b16_n128_k512", "fp8_scaled_mm_n4608_k7168", "fp8_blockwise_scaled_mm_n7168_k1024")

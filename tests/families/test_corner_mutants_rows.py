@@ -48,7 +48,8 @@ PARTLY_ROTATED = (
 REST = "states[..., ROTARY_DIM:]"
 
 MUTANTS = [
-    # Halves of the sum's last place are rounded away from zero, or the epsilon is beside the root, or has no effect.
+    # Halves of the sum's last place are rounded away from zero, or the epsilon is outside of the root, or has no
+    # effect.
     *((name, ("residual_out = x.to(", f"residual_out = x{HALF_AWAY}.to(")) for name in FUSED),
     *(
         (name, (ROOT, f"x.{scaled}"))
@@ -81,17 +82,11 @@ MUTANTS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "change"), MUTANTS)
-def test_a_corner_rejects(name, change):
+@pytest.mark.parametrize(
+    ("name", "change"), [*MUTANTS, *((name, (place, wrong.format(place))) for name, place, wrong in ROWS)]
+)
+def test_a_corner_or_a_case_of_many_rows_rejects(name, change):
     definition = changed(name, *change)
-    report = verify(Job(definition, family_of(definition)), examples=0)
-    assert report.status == "failed"
-    assert "repeat: flashinfer-trace verify" in report.message
-
-
-@pytest.mark.parametrize(("name", "place", "wrong"), ROWS)
-def test_a_case_of_many_rows_rejects_what_is_right_for_1024(name, place, wrong):
-    definition = changed(name, place, wrong.format(place))
     report = verify(Job(definition, family_of(definition)), examples=0)
     assert report.status == "failed" and "repeat: flashinfer-trace verify" in report.message
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
+from drawn_plans import small_twin
 
-import flashinfer_trace
-from flashinfer_trace.families import family_of
 from flashinfer_trace.families.gdn_prefill import ADDED, BY_CHUNKS, CHUNK, WITH_FLOOR, gates_for
 from flashinfer_trace.harness.case import reference_outputs
 
@@ -15,9 +16,7 @@ PLAN = {"decay": "usual", "beta": "usual", "scale": None}
 
 def case(name, seed=1, **plan):
     """(twin, inputs, expected) of a Definition."""
-    definition = flashinfer_trace.load(name)
-    family = family_of(definition)
-    twin = definition.with_const_axes(family.twin)
+    family, twin = small_twin(name)
     inputs = family.inputs(twin, {**PLAN, **plan}, seed, "cpu")
     return twin, inputs, family.expected(twin, inputs)
 
@@ -56,14 +55,12 @@ def decayed(a, b, c):
     return terms.sum(-1)
 
 
-def chunk_kernel(inputs, added=0.0, inverted=torch.bfloat16):
-    """What kernels do: chunks of 64 tokens in float32, with every operand of a product rounded to bf16.
-
-    FlashInfer's adds a number to each decay, and inverts in fp16.
-    """
+def chunk_kernel(inputs, added=0.0, inverted=torch.bfloat16, off=0.0):
+    """The way of kernels: chunks of 64 tokens in float32, with every operand of a product rounded to bf16. FlashInfer's
+    adds a number to each decay, inverts in fp16, and takes logarithms that are off."""
     rates = inputs["A_log"] if inputs["a"].ndim == 2 else inputs["A_log"].unsqueeze(-1)
     log_decay, all_betas = gates_for({**inputs, "A_log": rates})
-    log_decay = (log_decay.exp() + added).log() if added else log_decay
+    log_decay = ((log_decay.exp() + added).log() if added else log_decay) + off
     heads = all_betas.shape[1]
     q, k = (inputs[name].float().repeat_interleave(heads // inputs[name].shape[1], dim=1) for name in "qk")
     output, states = torch.zeros_like(inputs["v"]), inputs["state"].clone()
@@ -91,7 +88,7 @@ def chunk_kernel(inputs, added=0.0, inverted=torch.bfloat16):
 @pytest.mark.parametrize("decay", ["usual", "keep", "forget"])
 @pytest.mark.parametrize("name", ["gdn_prefill_qk4_v8_d128_k_last", "kda_prefill_qk8_v8_d128"])
 def test_chunks_in_bf16_keep_their_bounds(name, decay, keys):
-    """They use at least a fiftieth of them, so that the bounds are not empty words."""
+    """They use at least a fiftieth of them, so the bounds mean something."""
     worst = dict.fromkeys(BY_CHUNKS, 0.0)
     for seed in range(3):
         plan = {"seq_lens": [20, 65, 200], "keys": keys, "state": "normal"}
@@ -114,3 +111,14 @@ def test_chunks_inverted_in_fp16_keep_their_bounds():
             assert comparison.passed, f"{each}: {comparison}"
             refused = refused or not BY_CHUNKS[each].compare(output, expected[each]).passed
     assert refused
+
+
+@pytest.mark.parametrize(("times", "passed"), [(-1, True), (0.25, True), (1, True), (2, False)])
+def test_logarithms_may_all_be_off_by_what_ptx_allows(times, passed):
+    """lg2.approx is up to 2^-22 off: a state that decays for 127 tokens shows a quarter of it to other bounds."""
+    _, inputs, expected = case(
+        "gdn_prefill_qk4_v8_d128_k_last", 0, beta="zero", seq_lens=[127], keys="apart", state="normal"
+    )
+    state = chunk_kernel(inputs, off=times * 2**-22 * math.log(2))["new_state"]
+    assert WITH_FLOOR["new_state"].compare(state, expected["new_state"]).passed == passed
+    assert not BY_CHUNKS["new_state"].compare(state, expected["new_state"]).passed

@@ -75,6 +75,8 @@ def test_decode_on_cuda_cores_is_for_the_groups_it_is_compiled_for():
 #: Sizes whose models have tags from dry runs alone, which name the calls of a run; not all five kinds of attention.
 OF_DRY_RUNS = {
     "gqa_paged_prefill_causal_h40_kv10_d128_ps1": "phi-4",
+    "gqa_paged_decode_h20_kv5_d128_ps1": "phi-4",
+    "gqa_paged_prefill_causal_h20_kv5_d128_ps1": "phi-4",
     "gqa_paged_decode_h8_kv1_d128_ps128": "minimax-m3",  # pages of 128 tokens
 }
 
@@ -120,7 +122,7 @@ def test_definitions_load_in_flashinfer_bench_with_its_names():
     names = {
         "gqa_paged_decode_h32_kv8_d128_ps1": ["q", "k_cache", "v_cache", "kv_indptr", "kv_indices", "sm_scale"],
         "gqa_paged_prefill_causal_h32_kv8_d128_ps1": [
-            *("q", "k_cache", "v_cache", "qo_indptr", "kv_indptr", "kv_indices", "sm_scale"),
+            *("q", "k_cache", "v_cache", "qo_indptr", "kv_indptr", "kv_indices", "sm_scale")
         ],
         "gqa_ragged_prefill_causal_h32_kv8_d128": ["q", "k", "v", "qo_indptr", "kv_indptr", "sm_scale"],
         "mla_ragged_prefill_causal_h16_qk192_vo128": ["q", "k", "v", "qo_indptr", "kv_indptr", "sm_scale"],

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import math
-import sys
-from types import ModuleType
 
 import pytest
 import torch
-
-import flashinfer_trace
-from flashinfer_trace.families import family_of
-from flashinfer_trace.harness.verify import Job, verify
+from emulated_runs import assert_adapter_passes, install
 
 RECIPROCAL_ROOT = math.sqrt(0.5)
 
@@ -52,32 +47,20 @@ def fake_product(a, b, d):
     d.copy_(a.float() @ b.float())
 
 
-ACTIVATION = "sglang.kernels.ops.activation.activation"
+ACTIVATION, ROPE = "sglang.kernels.ops.activation.activation", "sglang.kernels.ops.attention.rope"
 FAKES = {
     f"{ACTIVATION}.silu_and_mul": gated(torch.nn.functional.silu),
     f"{ACTIVATION}.gelu_and_mul": gated(lambda gate: gate * (1 + torch.erf(gate * RECIPROCAL_ROOT)) / 2),
     f"{ACTIVATION}.gelu_tanh_and_mul": gated(lambda gate: torch.nn.functional.gelu(gate, approximate="tanh")),
-    "sglang.kernels.ops.attention.rope.apply_rope_with_cos_sin_cache_inplace": fake_rope,
-    "sglang.kernels.ops.attention.rope.apply_rope_inplace_with_kvcache": fake_rope_store,
+    f"{ROPE}.apply_rope_with_cos_sin_cache_inplace": fake_rope,
+    f"{ROPE}.apply_rope_inplace_with_kvcache": fake_rope_store,
     "deep_gemm.bf16_gemm_nn": fake_product,
 }
 
 
 @pytest.fixture
 def kernels(monkeypatch):
-    """All functions, emulated, in modules of their own."""
-    for path, function in FAKES.items():
-        name, _, attribute = path.rpartition(".")
-        module = sys.modules.get(name) if isinstance(sys.modules.get(name), ModuleType) else None
-        module = module or ModuleType(name)
-        monkeypatch.setattr(module, attribute, function, raising=False)
-        for end in range(1, name.count(".") + 1):
-            parent = ".".join(name.split(".")[:end])
-            monkeypatch.setitem(sys.modules, parent, sys.modules.get(parent) or ModuleType(parent))
-        monkeypatch.setitem(sys.modules, name, module)
-        owner, _, leaf = name.rpartition(".")
-        if owner:
-            monkeypatch.setattr(sys.modules[owner], leaf, module, raising=False)
+    install(monkeypatch, FAKES)
 
 
 @pytest.mark.parametrize(
@@ -86,18 +69,9 @@ def kernels(monkeypatch):
         ("silu_and_mul_i14336", f"{ACTIVATION}.silu_and_mul"),
         ("gelu_and_mul_i18432", f"{ACTIVATION}.gelu_and_mul"),
         ("gelu_tanh_and_mul_i14336", f"{ACTIVATION}.gelu_tanh_and_mul"),
-        (
-            "rope_with_cos_sin_cache_neox_style_h32_kv8_d128_rd128",
-            "sglang.kernels.ops.attention.rope.apply_rope_with_cos_sin_cache_inplace",
-        ),
-        (
-            "rope_with_cos_sin_cache_gptj_style_h128_kv1_d64_rd64",
-            "sglang.kernels.ops.attention.rope.apply_rope_with_cos_sin_cache_inplace",
-        ),
-        (
-            "rope_with_cos_sin_cache_neox_style_store_h64_kv4_d128",
-            "sglang.kernels.ops.attention.rope.apply_rope_inplace_with_kvcache",
-        ),
+        ("rope_with_cos_sin_cache_neox_style_h32_kv8_d128_rd128", f"{ROPE}.apply_rope_with_cos_sin_cache_inplace"),
+        ("rope_with_cos_sin_cache_gptj_style_h128_kv1_d64_rd64", f"{ROPE}.apply_rope_with_cos_sin_cache_inplace"),
+        ("rope_with_cos_sin_cache_neox_style_store_h64_kv4_d128", f"{ROPE}.apply_rope_inplace_with_kvcache"),
         ("gemm_bf16_n6144_k4096", "deep_gemm.bf16_gemm_nn"),
         ("gemm_bf16_n256_k7168", "torch.matmul"),
         ("gemm_bf16_bias_n4608_k3584", "torch.nn.functional.linear"),
@@ -106,9 +80,4 @@ def kernels(monkeypatch):
     ],
 )
 def test_kernels_are_called_as_their_libraries_want(name: str, path: str, kernels) -> None:
-    definition = flashinfer_trace.load(name)
-    family = family_of(definition)
-    (kernel,) = (one for one in family.kernels_of(definition) if one.path == path)
-    report = verify(Job(definition, family, kernel), examples=20)
-    assert report.status == "passed", report.message
-    assert report.cases >= 20
+    assert_adapter_passes(name, path, examples=20)

@@ -7,20 +7,16 @@ from fractions import Fraction
 
 import pytest
 import torch
+from drawn_plans import small_twin
 
-import flashinfer_trace
-from flashinfer_trace.families import family_of
 from flashinfer_trace.families.layernorm import NORMALIZED, OFFSETS, summed_exactly
 from flashinfer_trace.harness.case import reference_outputs, vacuity
 from flashinfer_trace.harness.family import PlanRequest
 from flashinfer_trace.harness.inputs import VALUE_KINDS
-from flashinfer_trace.harness.verify import Job
 
 pytestmark = pytest.mark.quick
 
-DEFINITION = flashinfer_trace.load("layernorm_h128")
-FAMILY = family_of(DEFINITION)
-TWIN = Job(DEFINITION, FAMILY).sized
+FAMILY, TWIN = small_twin("layernorm_h128")
 EPS = 1e-6
 
 

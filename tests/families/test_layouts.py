@@ -50,8 +50,7 @@ NOT_ISOLATED = {
     "prefill": "tokens of a sequence share its state",
     "rope_gate": "gates of any bits are copied",
     **dict.fromkeys(
-        ("mul_clamp", "situ_and_mul", "swiglu_oai"),
-        "what their kernels do to rows of NaN has not been read",
+        ("mul_clamp", "situ_and_mul", "swiglu_oai"), "what their kernels do to rows of NaN has not been read"
     ),
     "batch": "they are integers",
     "silu_and_mul_clamp": "a clamp may take the limit for NaN",

@@ -7,6 +7,8 @@ import sys
 import emulated_moe
 import pytest
 import torch
+from drawn_plans import drawn_plans
+from emulated_runs import assert_adapter_passes
 from emulated_tensor_core import cut, truncating_product
 from hypothesis import find
 
@@ -18,7 +20,7 @@ from flashinfer_trace.families.moe.expert_gemm import e4m3_groups
 from flashinfer_trace.families.moe.inputs import drawn_ids
 from flashinfer_trace.harness.family import Kernel
 from flashinfer_trace.harness.inputs import Draws
-from flashinfer_trace.harness.verify import Job, verify
+from flashinfer_trace.harness.verify import Job
 
 RECORDS = [family for module in (gating, sorting, rows, expert_gemm, grouped_gemm, nvfp4) for family in module.FAMILIES]
 NAMES = {family.name for family in RECORDS}
@@ -57,19 +59,14 @@ def twin(name):
 @pytest.mark.parametrize(("family", "kernel"), PAIRS)
 def test_adapters_pass_what_their_kernels_require(family, kernel: Kernel, kernels):
     whole = kernel.label in ONE_GROUP
-    definition = flashinfer_trace.load(ONE_GROUP[kernel.label]) if whole else FIRST[family.name]
-    report = verify(Job(definition, family, kernel, full=whole), examples=12)
-    assert report.status == "passed", report.message
-    assert report.cases >= 12
+    name = ONE_GROUP[kernel.label] if whole else FIRST[family.name].name
+    assert_adapter_passes(name, kernel.label, examples=12, full=whole)
 
 
 def test_the_pipeline_of_bf16_experts(sgl_kernel):
     """sgl_kernel is emulated as for the other pipelines, whose steps have their own tests."""
-    family = deepseek.BF16_FAMILIES[0]
-    definition = flashinfer_trace.load("moe_bf16_ds_routing_topk8_ng8_kg4_e32_h7168_i2048")
-    report = verify(Job(definition, family, family.kernels[0]), examples=6)
-    assert report.status == "passed", report.message
-    assert report.cases >= 6
+    path = "torch.nn.functional.grouped_mm"
+    assert_adapter_passes("moe_bf16_ds_routing_topk8_ng8_kg4_e32_h7168_i2048", path, examples=6)
 
 
 def outputs(definition, **inputs):
@@ -170,6 +167,15 @@ def test_sorted_lists_are_as_long_as_those_of_the_wrapper(seq_len, length):
     of_wrapper = emulated_moe.sglang_moe_align_block_size(inputs["topk_ids"], 4, 5)
     found = outputs(small, **inputs)
     assert [len(each) for each in found.values()] == [len(each) for each in of_wrapper] == [length, -(-length // 4), 1]
+
+
+@pytest.mark.parametrize(("kernel", "most"), [("sgl_kernel.moe_align_block_size", 256), (sorting.ALIGN_SMALL.path, 32)])
+def test_a_kernel_that_compares_all_pairs_is_compiled_for_256_at_most(kernel, most):
+    """With 384 experts, half of the batches would have up to 384 pairs."""
+    definition = flashinfer_trace.load("moe_align_block_size_topk8_e384_b64")
+    (asked,) = (each for each in family_of(definition).kernels if each.path == kernel)
+    counts = {plan["seq_len"] for plan in drawn_plans(family_of(definition), definition, asked, 200)}
+    assert max(counts) == most and {1, 6} <= counts
 
 
 def test_a_recorded_decode_call_of_sglang_has_inputs():
@@ -298,7 +304,7 @@ def test_no_sum_is_longer_than_magnitudes_are_derived_for():
 
 
 def test_neighbors_are_few_experts_in_a_row_anywhere():
-    """Of a GPU's cases, so that not all weights are read in each."""
+    """On a GPU each case chooses few experts, so it does not read all weights."""
     ids = [drawn_ids(50, 4, 256, "neighbors", Draws(seed, "cpu")) for seed in range(8)]
     assert all(int(one.max() - one.min()) < 8 and len(one[0].unique()) == 4 for one in ids)
     lengths = [grouped_gemm.group_lengths(400, 256, "neighbors", Draws(seed, "cpu")) for seed in range(8)]

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from drawn_plans import small_twin
 
 import flashinfer_trace
-from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.case import evaluate, reference_outputs
 from flashinfer_trace.harness.inputs import Draws
-from flashinfer_trace.harness.verify import prepare
 
 pytestmark = pytest.mark.quick
-
-
-def twin(name):
-    definition = flashinfer_trace.load(name)
-    return prepare(definition, family_of(definition), "cpu", full=False)
 
 
 @pytest.mark.parametrize(
@@ -30,13 +24,12 @@ def twin(name):
     ids=lambda names: names[0],
 )
 def test_the_other_epsilon_is_rejected_where_it_matters(names):
-    definitions = {name: twin(name) for name in names}
-    for name, definition in definitions.items():
-        record = family_of(definition)
+    twins = {name: small_twin(name) for name in names}
+    for name, (record, definition) in twins.items():
         plan = {**record.plan_for_axes(definition, {"batch_size": 5}, Draws(0, "cpu")), "values": "tiny"}
         inputs = record.inputs(definition, plan, 3, "cpu")
         expected = record.oracle(definition, inputs)
-        for other, with_epsilon in definitions.items():
+        for other, (_, with_epsilon) in twins.items():
             outputs = reference_outputs(with_epsilon, inputs, 3)
             passed = evaluate(record.policies(), outputs, expected)["output"].passed
             assert passed == (other == name)
@@ -49,8 +42,7 @@ def test_the_other_epsilon_is_rejected_where_it_matters(names):
     ids=["the weight itself", "1 + weight in bfloat16", "1 + weight in float32"],
 )
 def test_a_gemma_norm_scales_by_1_plus_weight_in_float32(name, scale, request):
-    definition = twin(name)
-    record = family_of(definition)
+    record, definition = small_twin(name)
     plan = {**record.plan_for_axes(definition, {"batch_size": 5}, Draws(0, "cpu")), "values": "normal"}
     inputs = record.inputs(definition, plan, 3, "cpu")
     total = inputs["hidden_states"].float() + inputs.get("residual", torch.zeros(()))

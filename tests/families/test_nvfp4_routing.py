@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
+from emulated_runs import assert_adapter_passes, install
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
@@ -15,7 +15,6 @@ from flashinfer_trace.families.moe import deepseek
 from flashinfer_trace.families.moe.nvfp4 import LEVELS
 from flashinfer_trace.families.moe.oracle import expert_outputs, route
 from flashinfer_trace.harness.inputs import Draws
-from flashinfer_trace.harness.verify import Job, verify
 
 DEFINITION = flashinfer_trace.load("moe_nvfp4_ds_routing_topk8_ng8_kg4_e32_h7168_i2048")
 FAMILY = family_of(DEFINITION)
@@ -80,16 +79,13 @@ def test_the_kernel_is_called_as_its_library_wants(monkeypatch: pytest.MonkeyPat
         asked.append((epilogue_rows, num_elts_per_sf, matrix.shape[1]))
         return torch.arange(len(matrix))
 
-    core = SimpleNamespace(_maybe_get_cached_w3_w1_permute_indices=rows_of, get_w2_permute_indices_with_cache=rows_of)
-    fused = ModuleType("flashinfer.fused_moe")
-    fused.RoutingMethodType = SimpleNamespace(DeepSeekV3=SimpleNamespace(value=2))
-    fused.trtllm_fp4_block_scale_moe, fused.core = fake_moe, core
-    library = ModuleType("flashinfer")
-    library.block_scale_interleave, library.fused_moe = torch.clone, fused
-    for name, module in (("flashinfer", library), (fused.__name__, fused), (f"{fused.__name__}.core", core)):
-        monkeypatch.setitem(sys.modules, name, module)
-    (kernel,) = FAMILY.kernels
-    report = verify(Job(DEFINITION, FAMILY, kernel), examples=10)
-    assert report.status == "passed", report.message
-    assert report.cases >= 10
+    stand_ins = {
+        "block_scale_interleave": torch.clone,
+        "fused_moe.RoutingMethodType": SimpleNamespace(DeepSeekV3=SimpleNamespace(value=2)),
+        "fused_moe.trtllm_fp4_block_scale_moe": fake_moe,
+        "fused_moe.core._maybe_get_cached_w3_w1_permute_indices": rows_of,
+        "fused_moe.core.get_w2_permute_indices_with_cache": rows_of,
+    }
+    install(monkeypatch, {f"flashinfer.{path}": value for path, value in stand_ins.items()})
+    assert_adapter_passes(DEFINITION.name, FAMILY.kernels[0].label, examples=10)
     assert set(asked) == {(128, None, 80), (128, 16, 10), (128, None, 48), (128, 16, 6)}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import sys
 from dataclasses import dataclass
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
+from drawn_plans import small_twin
+from emulated_runs import assert_adapter_passes, install
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
@@ -18,7 +19,7 @@ from flashinfer_trace.harness.case import evaluate, reference_outputs
 from flashinfer_trace.harness.family import PlanRequest
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.power import stand_in
-from flashinfer_trace.harness.verify import Job, prepare, verify
+from flashinfer_trace.harness.verify import Job, verify
 
 NAMES = (
     "moe_bf16_gather_gemm_e128_n1536_k2048",
@@ -33,9 +34,7 @@ SWIGLU = NAMES[1]
 
 
 def case(name, values="normal", **plan):
-    definition = flashinfer_trace.load(name)
-    family = family_of(definition)
-    twin = prepare(definition, family, "cpu", full=False)
+    family, twin = small_twin(name)
     usual = family.plan_for_axes(twin, {}, Draws(0, "cpu"))
     given = {**usual, "num_tokens": 9, "top_k": 3, "groups": "uneven", "values": values, **plan}
     return family, twin, family.inputs(twin, given, 3, "cpu")
@@ -166,7 +165,7 @@ def test_gates_are_cut_off_above_and_linear_features_on_both_sides():
 
 @pytest.mark.parametrize(("gate", "accepted"), [(-51.4, True), (-48.0, False)])
 def test_only_a_sigmoid_below_the_smallest_normal_number_may_be_flushed(gate, accepted):
-    """Of a gate of -51.4, the sigmoid is 1e-38, and the output 4e-36, because gates have no lower limit."""
+    """The sigmoid of a gate of -51.4 is 1e-38, and the output 4e-36, because gates have no lower limit."""
     family, definition, inputs = case(SWIGLU)
     pairs = torch.tensor([gate, 7.0]).repeat(inputs["bias"].shape[1] // 2)
     inputs |= {"x": torch.zeros_like(inputs["x"]), "bias": pairs.expand_as(inputs["bias"]).contiguous()}
@@ -236,17 +235,9 @@ def dense(w, precision_config):
 
 
 def fake_matmul(
-    a,
-    b,
-    bias,
-    a_ragged_metadata,
-    gather_indx=None,
-    scatter_indx=None,
-    precision_config=None,
-    gammas=None,
-    c=None,
+    a, b, bias, a_ragged_metadata, gather_indx=None, scatter_indx=None, precision_config=None, gammas=None, c=None,
     fused_activation=None,
-):
+):  # fmt: skip
     """Rows in float32, rounded, and written to the places of their pairs."""
     b = dense(b, precision_config)
     assert a.dtype == b.dtype == c.dtype == torch.bfloat16
@@ -271,41 +262,25 @@ def fake_matmul(
 
 @pytest.fixture
 def library(monkeypatch):
-    functions = {
-        "matmul": {
-            "matmul": fake_matmul,
-            "FnSpecs": FakeFn,
-            "FusedActivation": FakeActivation,
-            "PrecisionConfig": SimpleNamespace,
-        },
-        "matmul_details": {"opt_flags": SimpleNamespace(scoped_opt_flags_constraints=fake_constraints)},
-        "tensor": {
-            "FP4": "fp4",
-            "wrap_torch_tensor": lambda tensor, dtype=None: FakeTensor(SimpleNamespace(data=tensor), dtype),
-            "convert_layout": fake_convert,
-            "make_ragged_tensor_metadata": lambda counts, rows: (counts, rows),
-        },
-        "tensor_details": {
-            "layout": SimpleNamespace(
-                make_default_matmul_mxfp4_w_layout=lambda **options: ("values", options),
-                make_default_matmul_mxfp4_w_scale_layout=lambda **options: ("scales", options),
-            )
-        },
-        "swiglu": {"swiglu_fn": fake_swiglu},
+    stand_ins = {
+        "matmul.matmul": fake_matmul,
+        "matmul.FnSpecs": FakeFn,
+        "matmul.FusedActivation": FakeActivation,
+        "matmul.PrecisionConfig": SimpleNamespace,
+        "matmul_details.opt_flags": SimpleNamespace(scoped_opt_flags_constraints=fake_constraints),
+        "tensor.FP4": "fp4",
+        "tensor.wrap_torch_tensor": lambda tensor, dtype=None: FakeTensor(SimpleNamespace(data=tensor), dtype),
+        "tensor.convert_layout": fake_convert,
+        "tensor.make_ragged_tensor_metadata": lambda counts, rows: (counts, rows),
+        "tensor_details.layout": SimpleNamespace(
+            make_default_matmul_mxfp4_w_layout=lambda **options: ("values", options),
+            make_default_matmul_mxfp4_w_scale_layout=lambda **options: ("scales", options),
+        ),
+        "swiglu.swiglu_fn": fake_swiglu,
     }
-    monkeypatch.setitem(sys.modules, "triton_kernels", ModuleType("triton_kernels"))
-    for name, members in functions.items():
-        module = ModuleType(f"triton_kernels.{name}")
-        for member, value in members.items():
-            setattr(module, member, value)
-        monkeypatch.setitem(sys.modules, f"triton_kernels.{name}", module)
+    install(monkeypatch, {f"triton_kernels.{path}": value for path, value in stand_ins.items()})
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_kernel_is_called_as_its_library_wants(name, library):
-    definition = flashinfer_trace.load(name)
-    family = family_of(definition)
-    (kernel,) = family.kernels
-    report = verify(Job(definition, family, kernel), examples=30)
-    assert report.status == "passed", report.message
-    assert report.cases >= 30
+    assert_adapter_passes(name, "triton_kernels.matmul.matmul")

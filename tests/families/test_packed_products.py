@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-from types import ModuleType
-
 import pytest
 import torch
+from emulated_runs import assert_plans_pass, install
 from emulated_tensor_core import truncating_product
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
 from flashinfer_trace.families.gemm.fp4 import dequantized, value_of
 from flashinfer_trace.families.gemm.int8 import original_order, reordered, unpacked
-from flashinfer_trace.harness.case import run_case
 from flashinfer_trace.harness.inputs import Draws
-from flashinfer_trace.harness.verify import prepare
 
 
 def as_upstream_packs(weights):
@@ -44,7 +40,7 @@ def test_all_numbers_of_e2m1():
 
 
 def test_block_scales_are_found_in_the_tiles_of_the_tensor_core():
-    """The scale of row 128 + 32 + 7 and column 4 + 2 of 8 columns: tile 3, and (7, 1, 2) of 32 x 4 x 4 in it."""
+    """The scale of row 128 + 32 + 7 and column 4 + 2 of 8 columns: tile 3, and (7, 1, 2) of [32, 4, 4] in it."""
     stored = torch.zeros(256, 8)
     stored.view(-1)[3 * 512 + 7 * 16 + 1 * 4 + 2] = 2
     ones = torch.full((200, 64), 0x22, dtype=torch.int8)
@@ -135,17 +131,9 @@ FAKES = {
     ],
 )
 def test_kernels_are_called_as_their_libraries_want(name, monkeypatch):
+    install(monkeypatch, FAKES)
     definition = flashinfer_trace.load(name)
-    family = family_of(definition)
-    kernels = [kernel for kernel in family.kernels_of(definition) if kernel.library != "torch"]
+    kernels = [kernel for kernel in family_of(definition).kernels_of(definition) if kernel.library != "torch"]
     assert kernels
-    sized = prepare(definition, family, "cpu", full=False)
     for kernel in kernels:
-        module_name, function = kernel.path.rsplit(".", 1)
-        module = ModuleType(module_name)
-        setattr(module, function, FAKES[kernel.path])
-        monkeypatch.setitem(sys.modules, module_name, module)
-        for kind in ("normal", "positive", "large"):
-            result = run_case(sized, family, {"m": 5, "values": kind}, 5, "cpu", kernel)
-            assert not result.failures, f"{kernel.label}, {kind}: {result.failures}"
-            assert result.kernel
+        assert_plans_pass(definition, kernel, *({"m": 5, "values": kind} for kind in ("normal", "positive", "large")))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-from types import ModuleType
 
 import pytest
 import torch
+from emulated_runs import assert_plans_pass, install
 from whole_dataset import FAMILIES
 
 import flashinfer_trace
@@ -21,11 +20,10 @@ from flashinfer_trace.families.quantization import (
     nearest_e4m3,
     quantized,
 )
-from flashinfer_trace.harness.case import run_case
 from flashinfer_trace.harness.family import PlanRequest
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.power import stand_in
-from flashinfer_trace.harness.verify import Job, prepare, verify
+from flashinfer_trace.harness.verify import Job, verify
 from flashinfer_trace.verdict.compare import Expected
 
 
@@ -221,16 +219,8 @@ FAKES = {
     ],
 )
 def test_kernels_are_called_as_their_libraries_want(name, monkeypatch):
+    install(monkeypatch, FAKES)
     definition = flashinfer_trace.load(name)
-    family = family_of(definition)
-    sized = prepare(definition, family, "cpu", full=False)
-    for kernel in family.kernels_of(definition):
-        module_name, function = kernel.path.rsplit(".", 1)
-        module = ModuleType(module_name)
-        setattr(module, function, FAKES[kernel.path])
-        monkeypatch.setitem(sys.modules, module_name, module)
-        for kind in KINDS:
-            plan = {"num_tokens": 5, "values": kind, "zero_row": kernel.plan_options is None}
-            result = run_case(sized, family, plan, 5, "cpu", kernel)
-            assert not result.failures, f"{kernel.label}, {kind}: {result.failures}"
-            assert result.kernel
+    for kernel in family_of(definition).kernels_of(definition):
+        common = {"num_tokens": 5, "zero_row": kernel.plan_options is None}
+        assert_plans_pass(definition, kernel, *({**common, "values": kind} for kind in KINDS))

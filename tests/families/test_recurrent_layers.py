@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+from drawn_plans import small_twin
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
@@ -16,9 +17,7 @@ from flashinfer_trace.harness.case import reference_outputs
 
 def case(name, seed=1, **plan):
     """(twin, inputs) of a Definition."""
-    definition = flashinfer_trace.load(name)
-    family = family_of(definition)
-    twin = definition.with_const_axes(family.twin)
+    family, twin = small_twin(name)
     return twin, family.inputs(twin, plan, seed, "cpu")
 
 
@@ -93,7 +92,7 @@ def bf16(x):
 
 
 def scan_kernel(inputs):
-    """What SGLang does: chunks of CHUNK tokens of all sequences, in float32, with factors rounded to bf16."""
+    """The way of SGLang: chunks of CHUNK tokens of all sequences, in float32, with factors rounded to bf16."""
     heads, groups = inputs["x"].shape[1], inputs["B"].shape[1]
     x, dt = inputs["x"].float(), torch.nn.functional.softplus(inputs["dt"].float() + inputs["dt_bias"].float())
     write, read = (inputs[name].float().repeat_interleave(heads // groups, dim=1) for name in "BC")
@@ -117,7 +116,7 @@ def scan_kernel(inputs):
 
 @pytest.mark.parametrize("steps", ["usual", "short", "long"])
 def test_chunks_of_a_scan_keep_their_bounds(steps):
-    """They use at least a fiftieth of them, so that the bounds are not empty words."""
+    """They use at least a fiftieth of them, so the bounds mean something."""
     name, worst = "mamba_ssd_prefill_h128_d64_s128_ng8", {"output": 0.0, "final_states": 0.0}
     family = family_of(flashinfer_trace.load(name))
     kernel, _ = family.kernels

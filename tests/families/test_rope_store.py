@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from drawn_plans import small_twin
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
@@ -17,9 +18,7 @@ NAME = "rope_with_cos_sin_cache_neox_style_store_h32_kv4_d128"
 @pytest.fixture
 def case():
     """A small Definition, its family, and inputs whose cache has slots that are not written."""
-    definition = flashinfer_trace.load(NAME)
-    family = family_of(definition)
-    definition = prepare(definition, family, "cpu", full=False)
+    family, definition = small_twin(NAME)
     plan = family.plan_for_axes(definition, {"num_tokens": 6, "num_slots": 11}, Draws(0, "cpu"))
     return definition, family, family.inputs(definition, plan, 7, "cpu")
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-import hypothesis
 import pytest
 import torch
+from drawn_plans import drawn
 from sampling_rows import EXACT, case, definition_of
 
 import flashinfer_trace
@@ -153,10 +153,10 @@ def test_wrong_parameters_are_rejected(name: str, change: Callable[[dict[str, An
         wide = {"top_k": 60, "top_p": 0.999, "min_p": 0.0}
         plan["specs"] = [{**spec, **{key: wide[key] for key in wide if key in spec}} for spec in plan["specs"]]
     if len(probe) == 3 and not torch.equal(change(probe)["top_k"], probe["top_k"]):
-        # What top-k passes must not be hidden by top-p.
+        # Top-p must not hide the tokens that top-k passes.
         plan["specs"] = [{**spec, "top_p": 1.5} for spec in plan["specs"]]
     elif len(probe) == 3 and change is not tempered:
-        # Of what top-k passes, top-p must leave out some, whatever is drawn.
+        # Top-p must leave out some of the tokens that top-k passes, whatever is drawn.
         plan["specs"] = [{**spec, "top_p": 0.7} for spec in plan["specs"]]
     for seed in range(5):
         inputs = family.inputs(definition, plan, seed, "cpu")
@@ -228,17 +228,12 @@ def test_a_kernel_may_draw_a_token_of_probability_0_once_in_a_while_where_min_p_
 def test_plans_are_json_and_give_valid_inputs(family: Family, large: bool) -> None:
     definition = definition_of(family, 64)
     seen: set[str] = set()
-
-    @hypothesis.settings(max_examples=120, database=None, deadline=None, derandomize=True)
-    @hypothesis.given(family.plans(PlanRequest(definition, {}, large)))
-    def check(plan: dict[str, Any]) -> None:
+    for plan in drawn(family.plans(PlanRequest(definition, {}, large)), 120):
         assert json.loads(json.dumps(plan)) == plan
         seen.update(spec["row"] for spec in plan["specs"])
         inputs = family.inputs(definition, plan, 1, "cpu")
         assert len(inputs["probs"]) == plan["rows"] * plan["draws"]
         assert len(inputs["probs"]) <= 8192
-
-    check()
     assert seen == set(KINDS)
 
 
@@ -246,13 +241,8 @@ def test_plans_are_json_and_give_valid_inputs(family: Family, large: bool) -> No
 def test_options_of_sgl_kernel_reach_its_plans(family: Family) -> None:
     definition = definition_of(family, 64)
     (kernel,) = (kernel for kernel in family.kernels if kernel.library == "sglang-kernel")
-
-    @hypothesis.settings(max_examples=60, database=None, deadline=None, derandomize=True)
-    @hypothesis.given(family.plans(PlanRequest(definition, {}, True, kernel.plan_options)))
-    def check(plan: dict[str, Any]) -> None:
+    for plan in drawn(family.plans(PlanRequest(definition, {}, True, kernel.plan_options)), 60):
         assert all(spec["sum"] == 1.0 and spec.get("top_k", 1) >= 1 for spec in plan["specs"])
-
-    check()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,4 +1,4 @@
-"""What all cases of a sampler show together, and no one of them alone."""
+"""Errors that all cases of a sampler show together, and none of them alone."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def stratified(row, draws, generator):
 
 
 def ran(draw, seed, vocabulary=VOCABULARY):
-    """What the cases of a run show together, and how many of them fail alone."""
+    """The failures of a run's cases together, and how many of them fail alone."""
     generator, pool, failed = seeded(seed), Pool(), 0
     for _ in range(CASES):
         row = normal_row(vocabulary, generator).unsqueeze(0)

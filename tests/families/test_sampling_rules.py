@@ -67,8 +67,7 @@ def test_top_k_keeps_ties_and_positive_tokens(top_k: int, keep: set[int]) -> Non
     ],
 )
 @pytest.mark.parametrize(
-    "name",
-    ["top_p_sampling_from_probs", "top_k_top_p_sampling_from_probs", "top_k_top_p_joint_sampling_from_probs"],
+    "name", ["top_p_sampling_from_probs", "top_k_top_p_sampling_from_probs", "top_k_top_p_joint_sampling_from_probs"]
 )
 def test_top_p_keeps_the_token_that_reaches_p_and_its_ties(name: str, top_p: float, keep: set[int]) -> None:
     parameters = {"top_p": top_p} if "top_k" not in name else {"top_k": -1, "top_p": top_p}
@@ -92,8 +91,7 @@ def test_joint_top_p_looks_at_the_whole_row(top_k: int, top_p: float, keep: set[
 
 
 @pytest.mark.parametrize(
-    ("min_p", "keep"),
-    [(0.25, {1, 3, 4}), (0.26, {1, 3}), (1.0, {1}), (0.0, {0, 1, 2, 3, 4}), (-0.5, {0, 1, 2, 3, 4})],
+    ("min_p", "keep"), [(0.25, {1, 3, 4}), (0.26, {1, 3}), (1.0, {1}), (0.0, {0, 1, 2, 3, 4}), (-0.5, {0, 1, 2, 3, 4})]
 )
 @pytest.mark.parametrize("scale", [1.0, 0.5, 2.0])
 def test_min_p_keeps_the_threshold_itself_at_any_scale(min_p: float, keep: set[int], scale: float) -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-import sys
-from types import ModuleType
 
 import pytest
 import torch
+from emulated_runs import assert_adapter_passes, install
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.case import evaluate, kernel_outputs
-from flashinfer_trace.harness.verify import Job, verify
 
 TRITON = "sglang.kernels.ops.attention.decode_attention"
 EXTEND = "sglang.kernels.ops.attention.extend_attention"
@@ -24,9 +22,7 @@ SMALLEST_PART = 32
 
 def weighted(q, keys, values, scale, cap=0.0, sinks=None):
     """Output and natural lse of q [heads, dim] over keys [n, kv_heads, dim]; weights are rounded after their sum.
-
-    Beside values in fp8, weights and queries are rounded to it.
-    """
+    Beside values in fp8, weights and queries are rounded to it."""
     if values.dtype == torch.float8_e4m3fn:
         q = q.float().clamp(-448, 448).to(values.dtype)
     group = q.shape[0] // keys.shape[1]
@@ -45,23 +41,9 @@ def weighted(q, keys, values, scale, cap=0.0, sinks=None):
 
 
 def fake_decode(
-    q,
-    keys,
-    values,
-    o,
-    kv_indptr,
-    kv_indices,
-    parts,
-    lse,
-    splits,
-    most,
-    scale,
-    k_scale,
-    v_scale,
-    logit_cap=0.0,
-    sinks=None,
-    has_mla=False,
-):
+    q, keys, values, o, kv_indptr, kv_indices, parts, lse, splits, most, scale, k_scale, v_scale,
+    logit_cap=0.0, sinks=None, has_mla=False,
+):  # fmt: skip
     assert has_mla == (keys.shape[-1] != values.shape[-1])
     assert not has_mla or keys.data_ptr() == values.data_ptr()
     assert kv_indices.dtype == torch.int64
@@ -127,25 +109,9 @@ def fake_flash(
 
 
 def fake_extend(
-    q,
-    k,
-    v,
-    o,
-    k_buffer,
-    v_buffer,
-    qo_indptr,
-    kv_indptr,
-    kv_indices,
-    mask,
-    causal,
-    mask_indptr,
-    most,
-    *rest,
-    sm_scale,
-    logit_cap=0.0,
-    sliding_window_size=-1,
-    sinks=None,
-):
+    q, k, v, o, k_buffer, v_buffer, qo_indptr, kv_indptr, kv_indices, mask, causal, mask_indptr, most, *rest,
+    sm_scale, logit_cap=0.0, sliding_window_size=-1, sinks=None,
+):  # fmt: skip
     assert mask is mask_indptr is None
     assert causal
     assert rest == (1.0, 1.0)
@@ -167,7 +133,7 @@ def fake_flash_attention(
     *, q, k_cache, v_cache, page_table, cache_seqlens, cu_seqlens_q, max_seqlen_q, num_splits, softmax_scale, causal,
     window_size, softcap, return_softmax_lse, k_descale=None, v_descale=None, sinks=None, scheduler_metadata=None,
 ):  # fmt: skip
-    """FlashAttention 3 over a table of slots; beside a cache in fp8, it takes scales [requests, key heads]."""
+    """FlashAttention 3 over a table of slots; with a cache in fp8, it also takes scales [requests, key heads]."""
     assert (num_splits, causal, return_softmax_lse) == (0, True, True)
     assert max_seqlen_q == int(cu_seqlens_q.diff().max())
     assert q.dtype == k_cache.dtype == v_cache.dtype
@@ -236,15 +202,7 @@ FAKES = {
 
 @pytest.fixture
 def kernels(monkeypatch):
-    for path, function in FAKES.items():
-        name, _, attribute = path.rpartition(".")
-        if not isinstance(sys.modules.get(name), ModuleType):
-            monkeypatch.setitem(sys.modules, name, ModuleType(name))
-        monkeypatch.setattr(sys.modules[name], attribute, function, raising=False)
-        parts = name.split(".")
-        for end in range(1, len(parts)):
-            parent = ".".join(parts[:end])
-            monkeypatch.setitem(sys.modules, parent, sys.modules.get(parent) or ModuleType(parent))
+    install(monkeypatch, FAKES)
 
 
 @pytest.mark.parametrize(
@@ -270,12 +228,7 @@ def kernels(monkeypatch):
 )
 def test_kernels_are_called_as_their_libraries_want(name: str, path: str, kernels, monkeypatch):
     monkeypatch.setattr("flashinfer_trace.families.mla_paged.sglang_kernels.PAGE_SIZE", 4)
-    definition = flashinfer_trace.load(name)
-    family = family_of(definition)
-    (kernel,) = (one for one in family.kernels if one.path == path)
-    report = verify(Job(definition, family, kernel), examples=30)
-    assert report.status == "passed", report.message
-    assert report.cases >= 30
+    assert_adapter_passes(name, path)
 
 
 @pytest.mark.parametrize(

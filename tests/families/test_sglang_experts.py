@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from drawn_plans import drawn_plans
+from emulated_runs import assert_adapter_passes, install
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
 from flashinfer_trace.families.moe.rows import EXPERTS
 from flashinfer_trace.harness.family import PlanRequest
-from flashinfer_trace.harness.verify import Job, verify
 
 MODULE = "sglang.kernels.ops.moe.ep_moe_kernels"
 BEFORE = "sglang.srt.layers.moe.ep_moe.kernels.post_reorder_triton_kernel"
@@ -105,20 +104,8 @@ FAKES = {
     ],
 )
 def test_kernels_are_called_as_sglang_calls_them(name, path, monkeypatch):
-    module, _, attribute = path.rpartition(".")
-    fake = ModuleType(module)
-    setattr(fake, attribute, FAKES[path])
-    parts = module.split(".")
-    for end in range(1, len(parts)):
-        parent = ".".join(parts[:end])
-        monkeypatch.setitem(sys.modules, parent, sys.modules.get(parent) or ModuleType(parent))
-    monkeypatch.setitem(sys.modules, module, fake)
-    definition = flashinfer_trace.load(name)
-    family = family_of(definition)
-    (kernel,) = (one for one in family.kernels_of(definition) if one.path == path)
-    report = verify(Job(definition, family, kernel), examples=30)
-    assert report.status == "passed", report.message
-    assert report.cases >= 30
+    install(monkeypatch, {path: FAKES[path]})
+    assert_adapter_passes(name, path)
 
 
 def test_a_token_that_chose_expert_0_counts_it():

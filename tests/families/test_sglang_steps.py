@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-from types import ModuleType
 
 import pytest
 import torch
+from emulated_runs import assert_adapter_passes, install
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
@@ -152,15 +151,7 @@ def stance(name):
 @pytest.fixture
 def kernels(monkeypatch):
     monkeypatch.setattr(torch.compiler, "set_stance", stance)
-    for path, function in FAKES.items():
-        name, _, attribute = path.rpartition(".")
-        if not isinstance(sys.modules.get(name), ModuleType):
-            monkeypatch.setitem(sys.modules, name, ModuleType(name))
-        monkeypatch.setattr(sys.modules[name], attribute, function, raising=False)
-        parts = name.split(".")
-        for end in range(1, len(parts)):
-            parent = ".".join(parts[:end])
-            monkeypatch.setitem(sys.modules, parent, sys.modules.get(parent) or ModuleType(parent))
+    install(monkeypatch, FAKES)
 
 
 @pytest.mark.parametrize(
@@ -176,12 +167,7 @@ def kernels(monkeypatch):
     ],
 )
 def test_functions_are_called_as_sglang_calls_them(name, path, kernels):
-    definition = flashinfer_trace.load(name)
-    family = family_of(definition)
-    (kernel,) = (one for one in family.kernels_of(definition) if one.path == path)
-    report = verify(Job(definition, family, kernel, full=name.endswith("_s1")), examples=30)
-    assert report.status == "passed", report.message
-    assert report.cases >= 30
+    assert_adapter_passes(name, path, full=name.endswith("_s1"))
     assert MODES == {"invariant": False, "eager": False}
 
 

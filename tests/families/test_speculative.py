@@ -8,7 +8,8 @@ import emulated_speculative
 import hypothesis
 import pytest
 import torch
-from changed_references import changed
+from changed_references import changed, wrong_kernel
+from drawn_plans import drawn, small_twin
 from emulated_runs import assert_kernel_passes
 from hypothesis import strategies as st
 
@@ -20,7 +21,7 @@ from flashinfer_trace.families.speculative.greedy import children_of, drawn_pare
 from flashinfer_trace.harness.case import reference_outputs
 from flashinfer_trace.harness.family import PlanRequest
 from flashinfer_trace.harness.inputs import Draws
-from flashinfer_trace.harness.verify import Job, prepare, verify
+from flashinfer_trace.harness.verify import Job, verify
 from flashinfer_trace.judging.judge import judge
 
 NAMES = (
@@ -75,17 +76,11 @@ def test_kernels_get_no_row_that_crowds_one_of_their_bins(name, crowded):
     definition = flashinfer_trace.load(name)
     family = family_of(definition)
     request = PlanRequest(definition, {}, True, Rows(crowded=crowded))
-    longest = []
-
-    @hypothesis.settings(max_examples=60, database=None, deadline=None, phases=[hypothesis.Phase.generate])
-    @hypothesis.seed(3)
-    @hypothesis.given(family.plans(request))
-    def check(plan):
+    plans, longest = drawn(family.plans(request), 60, seed=3), []
+    for plan in plans:
         assert sum(plan["rows"]) == len(plan["lengths"])
         if plan["values"] in ("close", "minute"):
             longest.extend(plan["lengths"])
-
-    check()
     assert (max(longest) <= ROOM) == (not crowded)
 
 
@@ -201,19 +196,21 @@ POSITIVE = "likely &= probability > 0"
 
 @pytest.mark.parametrize("size", ["dt4", "dt8"])
 @pytest.mark.parametrize("accepted", ["uniform_samples[tree, last] == 0", "threshold_single == 0"])
-def test_cases_show_a_kernel_that_accepts_tokens_of_probability_0(size, accepted, tmp_path):
+def test_cases_show_a_kernel_that_accepts_tokens_of_probability_0(size, accepted):
     """As sglang-kernel 0.4.2 does, where the number or the threshold is 0."""
-    definition = changed(SAMPLING.replace("dt8", size), POSITIVE, f"likely &= (probability > 0) | ({accepted})")
-    (tmp_path / "kernel.py").write_text(definition.reference)
-    assert judge(tmp_path / "kernel.py", definition.name, examples=1).grade == "wrong"
+    definition = flashinfer_trace.load(SAMPLING.replace("dt8", size))
+    kernel = wrong_kernel(definition, POSITIVE, f"likely &= (probability > 0) | ({accepted})")
+    report = verify(Job(definition, family_of(definition), kernel), examples=1)
+    assert report.status == "failed" and kernel.label in report.message
 
 
 def test_a_number_that_equals_the_sum_rejects_in_the_reference_and_is_in_no_case(tmp_path):
     """Releases differ there, once in 2^24 draws: a kernel that accepts is not wrong."""
     definition = changed(SAMPLING, "< mass / bound", "<= mass / bound")
-    assert "equals the sum must reject" in verify(Job(definition, family_of(definition)), examples=0).message
-    (tmp_path / "kernel.py").write_text(definition.reference)
-    assert judge(tmp_path / "kernel.py", SAMPLING, examples=1, seed=1).failure is None
+    job = Job(definition, family_of(definition))
+    assert "equals the sum must reject" in verify(job, examples=0).message
+    (tmp_path / "kernel.py").write_text(job.sized.reference)
+    assert judge(tmp_path / "kernel.py", SAMPLING, examples=1, seed=1, twin=True).failure is None
 
 
 def test_only_tokens_whose_edges_are_near_may_be_drawn():
@@ -227,9 +224,7 @@ def test_only_tokens_whose_edges_are_near_may_be_drawn():
 @hypothesis.given(st.integers(0, 10**6), st.sampled_from(sampling.VALUES), st.integers(0, 4))
 def test_no_uniform_number_is_near_what_it_is_compared_with_unless_all_is_exact(seed, values, thresholds):
     """A float32 kernel decides as the reference does: it is run in float32 here, by the emulated one."""
-    definition = flashinfer_trace.load(SAMPLING)
-    family = family_of(definition)
-    small = prepare(definition, family, "cpu", full=False)
+    family, small = small_twin(SAMPLING)
     plan = {**family.plan_for_axes(small, {}, Draws(0, "cpu")), "values": values, "thresholds": thresholds}
     inputs = family.inputs(small, plan, seed, "cpu")
     wanted = reference_outputs(small, inputs, 0)

@@ -25,7 +25,7 @@ SCALES = (
     ("int8_scaled_mm_n6144_k4096", "* B_scale)"),
     ("fp8_mqa_logits_h64_d128", "k_scale[:, None]"),
 )
-#: What a kernel makes of values that it scales, floors or quantizes for all rows alike.
+#: Kernels that scale, floor or quantize all rows alike.
 ALIKE = {
     "moe_fp8_block_scale_expert_gemm_topk8_r8_e32_n7168_k2048": ("amax(dim=-1, keepdim=True)", "amax()"),
     "per_token_group_quant_fp8_h1024_g128": ("clamp_min(EPS)", "clamp_min(1.0)"),

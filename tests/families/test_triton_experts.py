@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import NamedTuple
 
-import emulated_moe
 import pytest
 import torch
+from emulated_runs import assert_adapter_passes, install
 
-import flashinfer_trace
-from flashinfer_trace.families import family_of
 from flashinfer_trace.families.moe.softmax import FUSED_EXPERTS, publish_settings
-from flashinfer_trace.harness.verify import Job, verify
 
 #: How many times settings were published, and what processes share.
 STATE = SimpleNamespace(published=0, groups={})
@@ -42,35 +38,24 @@ def fused_experts(hidden_states, w1, w2, topk_output, moe_runner_config):
 
 @pytest.fixture
 def sglang(monkeypatch, sgl_kernel):
-    def module(name, **members):
-        found = ModuleType(name)
-        found.__dict__.update(members)
-        monkeypatch.setitem(sys.modules, name, found)
-        return found
-
-    for name in (*emulated_moe.parents(FUSED_EXPERTS), *emulated_moe.parents("sglang.srt.layers.moe.topk")):
-        module(name)
-
-    def install():
+    def publish():
         STATE.published += 1
 
     publish_settings.cache_clear()
     monkeypatch.setattr(STATE, "published", 0)
-    context = SimpleNamespace(override_server_args=lambda: SimpleNamespace(install=install))
+    context = SimpleNamespace(override_server_args=lambda: SimpleNamespace(install=publish))
     groups = SimpleNamespace(override_permanently=STATE.groups.update)
-    module("sglang.srt.runtime_context", get_context=lambda: context, get_parallel=lambda: groups)
-    sys.modules["sglang.srt.layers.moe.moe_runner"].MoeRunnerConfig = SimpleNamespace
-    sys.modules["sglang.srt.layers.moe.topk"].StandardTopKOutput = StandardTopKOutput
-    fused = module(FUSED_EXPERTS, fused_experts=fused_experts)
-    sys.modules[FUSED_EXPERTS.rpartition(".")[0]].fused_moe = fused
+    stand_ins = {
+        "sglang.srt.runtime_context.get_context": lambda: context,
+        "sglang.srt.runtime_context.get_parallel": lambda: groups,
+        "sglang.srt.layers.moe.moe_runner.MoeRunnerConfig": SimpleNamespace,
+        "sglang.srt.layers.moe.topk.StandardTopKOutput": StandardTopKOutput,
+        f"{FUSED_EXPERTS}.fused_experts": fused_experts,
+    }
+    install(monkeypatch, stand_ins)
 
 
 @pytest.mark.parametrize("name", ["moe_bf16_softmax_routing_topk6_e8_h2048_i1408"])
 def test_the_adapter_of_fused_experts(name, sglang):
-    definition = flashinfer_trace.load(name)
-    family = family_of(definition)
-    (kernel,) = (one for one in family.kernels if one.path == f"{FUSED_EXPERTS}.fused_experts")
-    report = verify(Job(definition, family, kernel), examples=8)
-    assert report.status == "passed", report.message
-    assert report.cases >= 8
+    assert_adapter_passes(name, f"{FUSED_EXPERTS}.fused_experts", examples=8)
     assert STATE.groups == {"tp_group": None}

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-import json
+import shutil
 import sys
+import zipfile
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 
 from flashinfer_trace.kernels.stacks import BEFORE, TODAY
+from tools.dry_run import many
+from tools.dry_run.install import InstallError
+from tools.follow import __main__ as command
 from tools.follow.__main__ import kernel_pairs, main, markdown, report
 from tools.follow.compare import compare
 from tools.follow.public import public_kernels
 from tools.follow.resolve import Roots
 from tools.follow.stacks import Stack, bring_stack
+from tools.runtime_tracing.recording import Recording
 from tools.source_archives import FetchError
 
 # tomllib is in the standard library since Python 3.11; tomli provides the same for 3.10.
@@ -136,23 +144,98 @@ def test_the_report_names_new_kernels_and_what_to_run_again(stacks):
     assert "`sglang/kernels/ops/__init__.py:3`" in page
 
 
-def manifest(directory: Path, name: str, distribution: str, **entry: object) -> None:
-    directory.mkdir(parents=True)
-    entry |= {"distribution": distribution, "version": "1"}
-    (directory / "manifest.json").write_text(json.dumps({"sources": {name: entry}}))
+def test_models_that_call_other_kernels_or_fail_are_named(monkeypatch, stacks):
+    outcomes = [
+        (many.Outcome("same", "", Recording({}, ())), []),
+        (many.Outcome("other", "", Recording({}, ())), ["    - decode triton a.old", "    + decode triton a.new"]),
+        (many.Outcome("failed", "Traceback\nValueError: no such server"), []),
+    ]
+    monkeypatch.setattr(command, "of_the_set", lambda sglang, jobs: outcomes if sglang == "9.9" else [])
+    found = {**report(*stacks, {}), "models": command.model_changes("9.9")}
+    assert found["models"] == {
+        "other": ["- decode triton a.old", "+ decode triton a.new"],
+        "failed": ["ValueError: no such server"],
+    }
+    page = markdown(found)
+    assert "2 models call other kernels" in page
+    assert "## Other calls of other\n\n- `- decode triton a.old`\n- `+ decode triton a.new`\n" in page
+
+
+METADATA = """Requires-Dist: sglang-kernel==1
+Requires-Dist: flashinfer_python[cu13]==1
+Requires-Dist: sgl-deep-gemm==1; extra == "fast"
+Requires-Dist: torch==2
+"""
+
+
+def sources(root: Path, name: str, *packages: str, metadata: str = METADATA) -> None:
+    for package in packages:
+        (root / ".sources-stacks" / name / package).mkdir(parents=True)
+    (root / ".sources-stacks" / name / "METADATA").write_text(metadata)
 
 
 def test_sources_that_are_there_are_used_and_sglang_says_what_belongs_to_it(tmp_path):
-    requires = {"sgl-kernel": ["sglang-kernel", "1"], "flashinfer-python": ["flashinfer-python", "1"]}
-    manifest(tmp_path / ".sources-a", "sglang", "sglang", requires=requires)
-    manifest(tmp_path / ".sources-b", "sgl-kernel", "sglang-kernel", bundled={"triton_kernels": "0"})
+    sources(tmp_path, "sglang-1", "sglang")
+    sources(tmp_path, "sglang-kernel-1", "sgl_kernel", "triton_kernels")
     with pytest.raises(FetchError, match=r"no sources of flashinfer-python 1; omit --offline"):
         bring_stack({"sglang": "1"}, tmp_path, fetch=False)
-    manifest(tmp_path / ".sources-stacks" / "flashinfer-python-1", "flashinfer-python", "flashinfer-python")
+    sources(tmp_path, "flashinfer-python-1", "flashinfer")
     found = bring_stack({"sglang": "1"}, tmp_path, fetch=False)
     assert found.versions == {"sglang": "1", "sglang-kernel": "1", "flashinfer-python": "1"}
     assert found.owners["triton_kernels"] == "sglang-kernel"
     assert found.roots.joinpath("flashinfer").parent.name == "flashinfer-python-1"
+    sources(tmp_path, "sglang-2", "sglang", metadata="Requires-Dist: sglang-kernel==1\n")
+    with pytest.raises(FetchError, match="sglang 2 pins no version of flashinfer-python: choose one"):
+        bring_stack({"sglang": "2"}, tmp_path, fetch=False)
+
+
+class TestFetched:
+    """The real `pip download`, from a directory of wheels or from an address where nothing listens."""
+
+    @pytest.fixture(autouse=True)
+    def links(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+        monkeypatch.setenv("PIP_NO_INDEX", "1")
+        monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "links"))
+        (tmp_path / "links").mkdir()
+
+    def wheel(self, tmp_path: Path, stem: str, version: str, files: Mapping[str, str]) -> Path:
+        info = f"{stem}-{version}.dist-info"
+        path = tmp_path / f"links/{stem}-{version}-cp312-cp312-manylinux_2_34_x86_64.whl"
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, text in files.items():
+                archive.writestr(name, text)
+            archive.writestr(
+                f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {stem}\nVersion: {version}\n" + METADATA
+            )
+            archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: cp312-cp312-manylinux_2_34_x86_64\n")
+            archive.writestr(f"{info}/RECORD", "")
+        return path
+
+    def test_a_stack_arrives_and_is_not_fetched_again(self, tmp_path):
+        self.wheel(tmp_path, "sglang", "1", {"sglang/a/b.py": "x = 1\n", "sglang/c.so": "", "other/d.py": ""})
+        kernels = {"sgl_kernel/__init__.py": "", "deep_gemm/__init__.py": "", "benchmarks/e.py": ""}
+        self.wheel(tmp_path, "sglang_kernel", "1", kernels)
+        whole = self.wheel(tmp_path, "flashinfer_python", "1", {"flashinfer/__init__.py": ""})
+        content = whole.read_bytes()
+        whole.unlink()
+        with pytest.raises(InstallError, match=r"pip download failed: .*flashinfer-python==1"):
+            bring_stack({"sglang": "1"}, tmp_path)
+        whole.write_bytes(content)
+        found = bring_stack({"sglang": "1"}, tmp_path)
+        assert found.packages == ["deep_gemm", "flashinfer", "sgl_kernel", "sglang"]
+        shutil.rmtree(tmp_path / "links")
+        assert bring_stack({"sglang": "1"}, tmp_path) == replace(found, roots=ANY)
+        kept = tmp_path / ".sources-stacks"
+        assert sorted(path.name for path in kept.iterdir()) == ["flashinfer-python-1", "sglang-1", "sglang-kernel-1"]
+        files = [path.relative_to(kept).as_posix() for path in (kept / "sglang-1").rglob("*") if path.is_file()]
+        assert sorted(files) == ["sglang-1/METADATA", "sglang-1/sglang/a/b.py"]
+
+    def test_a_refused_wheel_leaves_nothing(self, tmp_path):
+        self.wheel(tmp_path, "sglang", "1", {"sglang/a.py": "", "sglang/../../evil.py": ""})
+        with pytest.raises(FetchError, match="leads outside the wheel"):
+            bring_stack({"sglang": "1"}, tmp_path)
+        assert not list((tmp_path / ".sources-stacks").iterdir())
 
 
 def test_sources_that_are_not_there_are_named(tmp_path, monkeypatch, capsys):

@@ -26,12 +26,12 @@ def stacks() -> tuple[Stack, Stack]:
     except FetchError as error:
         if "CI" in os.environ:
             raise
-        pytest.skip(f"{error}; `python -m tools.follow` fetches them (wheels of 490 MB besides those of the tracers)")
+        pytest.skip(f"{error}; `python -m tools.follow` fetches them (wheels of 1 GB)")
     return old, new
 
 
 def test_what_changed_moved_and_is_gone(stacks):
-    """Of a signature with more than three changes only the path was checked."""
+    """In signatures with more than three changes only the path was checked."""
     found = {one.path: one for one in compare(*stacks, [path for paths in CHECKED.values() for path in paths])}
     by_state = {state: {path: one for path, one in found.items() if one.state == state} for state in STATES}
     assert not by_state[UNCHANGED] and not by_state[OTHER]

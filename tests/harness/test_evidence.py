@@ -160,8 +160,7 @@ def on_another_gpu(path, **changes):
 
 
 @pytest.mark.parametrize(
-    ("changes", "kept"),
-    [({}, True), ({"harness": "0" * 12}, False), ({"libraries": {"pytest": "0.1"}}, False)],
+    ("changes", "kept"), [({}, True), ({"harness": "0" * 12}, False), ({"libraries": {"pytest": "0.1"}}, False)]
 )
 def test_a_run_on_another_gpu_stays_unless_other_code_judged_it_or_it_is_of_another_release(tmp_path, changes, kept):
     on_another_gpu(evidence.record(tmp_path, DEFINITION, KERNEL, REPORT), **changes)

@@ -64,7 +64,7 @@ def test_what_a_reference_may_not_return(expression, message):
 
 def test_a_reference_may_not_return_a_sparse_tensor():
     definition = returning("output, residual_out.to_sparse()")
-    # The allow-list refuses to_sparse before anything runs: past it, the output is judged all the same.
+    # The allow-list refuses to_sparse before anything runs: past it, the output is judged anyway.
     vars(definition)["compiled"] = load_run(definition.reference, definition.name)
     text = failures(definition)
     assert "reference: output residual_out has the layout torch.sparse_coo; it must be a dense" in text
@@ -102,15 +102,9 @@ def in_the_inputs(correct, inputs, poisoned):
     [
         (lambda c, i, p: {"output": c["output"]}, "output residual_out is missing"),
         (lambda c, i, p: {**c, "lse": c["output"]}, "output lse is not one of the Definition's: ['output', 'residual"),
-        (
-            lambda c, i, p: {**c, "output": c["output"][:, :8]},
-            "output output has the shape [4, 8]; the Definition",
-        ),
+        (lambda c, i, p: {**c, "output": c["output"][:, :8]}, "output output has the shape [4, 8]; the Definition"),
         (lambda c, i, p: {**c, "output": [c["output"]]}, "output output is a list; it must be a tensor"),
-        (
-            lambda c, i, p: {**c, "output": c["output"].half()},
-            "output output is torch.float16; the Definition says",
-        ),
+        (lambda c, i, p: {**c, "output": c["output"].half()}, "output output is torch.float16; the Definition says"),
         (in_the_inputs, "output output shares memory with input hidden_states, which it does not declare in place"),
     ],
 )
@@ -161,10 +155,7 @@ COUNT = dataclasses.replace(
         ("torch.tensor(x.shape[0])", ""),
         ("x.shape[0] + 1", "reference: output count: worst error is inf x its bound"),
         ("float(x.shape[0])", "output count is a float; it must be a number or a 0-d tensor, int64"),
-        (
-            "torch.tensor([x.shape[0]])",
-            "output count has the shape [1]; the Definition says null, which is a",
-        ),
+        ("torch.tensor([x.shape[0]])", "output count has the shape [1]; the Definition says null, which is a"),
     ],
 )
 def test_a_scalar_output_is_a_number_or_a_0_d_tensor(result, message):
@@ -184,16 +175,10 @@ TOY = private_kernel("toy.kernel", "toy", lambda definition, inputs, outputs: ou
             {"compare": RESIDUAL},
             "family fused_add_rmsnorm_residual_out: `compare` has no policy for the outputs ['output']",
         ),
-        (
-            {"compare": {**FAMILY.compare, "lse": Exact()}},
-            "`compare` names ['lse'], which are not outputs of fused",
-        ),
+        ({"compare": {**FAMILY.compare, "lse": Exact()}}, "`compare` names ['lse'], which are not outputs of fused"),
         ({"twin": {"hidden_sise": 8}}, "`twin` names ['hidden_sise'], which are not constant axes of fused_add"),
         ({"kernels": {"compare": {"lse": Exact()}}}, "`compare` of toy.kernel names ['lse'], which are not outputs of"),
-        (
-            {"kernels": {"limits": {"tokens": (1, 9)}}},
-            "`limits` of toy.kernel names ['tokens'], which are not",
-        ),
+        ({"kernels": {"limits": {"tokens": (1, 9)}}}, "`limits` of toy.kernel names ['tokens'], which are not"),
         ({"kernels": {"in_place": ("q",)}}, "`in_place` of toy.kernel names ['q'], which are not inputs of fused_add"),
     ],
 )
@@ -201,7 +186,7 @@ def test_a_record_that_names_something_else_is_refused_before_any_case(change, m
     toy = dataclasses.replace(TOY, **change["kernels"]) if "kernels" in change else None
     family = dataclasses.replace(FAMILY, **{**change, "kernels": (toy,) if toy else ()})
     cases = []
-    report = verify(Job(LOADED, family, toy), on_case=cases.append)
+    report = verify(Job(LOADED, family, toy), on_case=lambda _, result: cases.append(result))
     assert (report.status, cases) == ("failed", [])
     assert message in report.message
     monkeypatch.setitem(families_of_op_type("rmsnorm"), family.name, family)
@@ -215,7 +200,7 @@ def test_an_oracle_that_speaks_of_other_outputs_is_refused(names):
     said = Expected(torch.zeros(4, 64, dtype=torch.float64))
     family = dataclasses.replace(FAMILY, oracle=lambda definition, inputs: dict.fromkeys(names, said))
     cases = []
-    report = verify(Job(LOADED, family), on_case=cases.append)
+    report = verify(Job(LOADED, family), on_case=lambda _, result: cases.append(result))
     assert (report.status, cases) == ("failed", [])
     assert (
         f"the oracle speaks of the outputs {names}; fused_add_rmsnorm_residual_out_h4096 has ['output', 'res"
@@ -241,7 +226,7 @@ def test_a_plan_with_other_entries_is_refused(plan):
 
 @pytest.mark.parametrize("seed", [1, 5, 8, 18])
 def test_enough_cases_count_where_a_third_is_vacuous(seed):
-    """hypothesis repeats itself, so that few rounds do not find 120 distinct ones."""
+    """hypothesis repeats itself, so few rounds do not find 120 distinct ones."""
     definition = flashinfer_trace.load("moe_prepare_input_topk8_e256_h7168_i256")
     report = verify(Job(definition, family_of(definition), None, "cpu"), examples=120, seed=seed)
     assert report.status == "passed", report

@@ -1,11 +1,11 @@
-"""What derives from the shape of a family's plans."""
+"""Strategies, corners and plans that derive from the shape of a family's plans."""
 
 from __future__ import annotations
 
 import dataclasses
 
 import pytest
-from hypothesis import Phase, given, settings
+from drawn_plans import drawn
 from hypothesis import strategies as st
 
 from flashinfer_trace.format.definition import Definition
@@ -62,15 +62,8 @@ def test_a_plan_for_axes_is_the_usual_one_with_these():
 @pytest.mark.parametrize(("large", "most"), [(False, 40), (True, 4096)])
 def test_counts_and_choices_are_drawn_within_their_ranges(large, most):
     plans = SHAPE.plans(PlanRequest(TOY, {"num_tokens": (2, 100)}, large))
-    drawn = []
-
-    @settings(max_examples=500, database=None, derandomize=True, phases=[Phase.generate])
-    @given(plans)
-    def collect(plan):
-        drawn.append(plan)
-
-    collect()
-    ranges = {name: (min(plan[name] for plan in drawn), max(plan[name] for plan in drawn)) for name in drawn[0]}
+    found = drawn(plans, 500)
+    ranges = {name: (min(plan[name] for plan in found), max(plan[name] for plan in found)) for name in found[0]}
     assert ranges == {
         "num_tokens": (2, min(most, 100)),
         "num_slots": (1, most),

@@ -16,14 +16,8 @@ from flashinfer_trace.verdict.tensors import same_bits
 
 SMALLEST = {name: min(members, key=lambda one: (input_bytes(one), one.name)) for name, members in MEMBERS.items()}
 
-#: Of the seed 1234567, as the authors' own program prints them.
-KNOWN = [
-    6457827717110365317,
-    3203168211198807973,
-    9817491932198370423,
-    4593380528125082431,
-    16408922859458223821,
-]
+#: Words of the seed 1234567, as the authors' own program prints them.
+KNOWN = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
 
 
 def test_the_words_are_those_of_the_authors():

@@ -1,4 +1,4 @@
-"""What is checked of references beside their outputs, and that none of it runs a reference without its worker."""
+"""Checks of references besides their outputs; none of them runs a reference without its worker."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def test_the_checks_of_a_family_run_references_in_the_worker():
 
     def check(definition, run):
         rows = {"hidden_states": torch.zeros(5, 64).bfloat16(), "weight": torch.zeros(64).bfloat16()}
-        worker.limits = ReferenceLimits(seconds=3.0)
+        worker.limits = ReferenceLimits(seconds=1.0)
         return [str(run(hanging, rows))]
 
     with ReferenceWorker() as worker:
         report = verify(Job(LOADED, dataclasses.replace(FAMILY, checks=(check,)), worker=worker), examples=4)
     assert (report.status, report.message) == (
         "failed",
-        "ReferenceFailed: the reference did not answer within 3 s [timed-out]",
+        "ReferenceFailed: the reference did not answer within 1 s [timed-out]",
     )
 
 

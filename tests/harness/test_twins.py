@@ -1,6 +1,6 @@
 """Each distinct small twin is verified once, and nothing that a case depends on is taken for the same.
 
-What a small twin cannot show is seen at the Definition's own sizes.
+Errors that a small twin cannot show are seen at the Definition's own sizes.
 """
 
 from __future__ import annotations

@@ -7,12 +7,10 @@ import math
 
 import pytest
 import torch
+from drawn_plans import small_twin
 
-import flashinfer_trace
-from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.case import run_case
 from flashinfer_trace.harness.family import private_kernel
-from flashinfer_trace.harness.verify import Job
 from flashinfer_trace.verdict.compare import Exact, Expected
 from flashinfer_trace.verdict.unordered import UNSPECIFIED, Multiset, TopK
 
@@ -147,9 +145,7 @@ def test_every_mutant_applies_and_is_rejected(policy, draw):
 
 
 def test_outputs_that_are_right_alone_must_fit_each_other():
-    loaded = flashinfer_trace.load("fused_add_rmsnorm_residual_out_h4096")
-    family = family_of(loaded)
-    definition = Job(loaded, family).sized
+    family, definition = small_twin("fused_add_rmsnorm_residual_out_h4096")
 
     def relation(definition, inputs, outputs):
         total = inputs["hidden_states"].float() + inputs["residual"].float()

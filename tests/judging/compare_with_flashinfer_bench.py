@@ -49,7 +49,7 @@ AXES: dict[str, dict[str, int]] = {
 }
 #: Definition -> sizes other than its own.
 SIZES: dict[str, dict[str, int]] = {SAMPLER: {"vocab_size": 512}}
-#: What flashinfer-bench waits for.
+#: The time that flashinfer-bench waits.
 SECONDS = 300
 #: Processes that share a GPU.
 AT_ONCE = 4
@@ -71,7 +71,7 @@ def solution(cheat: Cheat) -> dict[str, Any]:
 
 
 def status(cheat: Cheat, device: str) -> str:
-    """What flashinfer-bench says, in this process."""
+    """The verdict of flashinfer-bench, in this process."""
     import torch
     from bench_support import Bench, inputs_of
     from flashinfer_bench.bench.config import BenchmarkConfig
@@ -99,7 +99,7 @@ def status(cheat: Cheat, device: str) -> str:
 
 
 def judged_apart(cheat: Cheat, device: str = "cpu") -> str:
-    """What flashinfer-bench says, in a process of its own."""
+    """The verdict of flashinfer-bench, in a process of its own."""
     # The shell is there for a kernel that ends its parent.
     command = ["sh", "-c", '"$@"; exit $?', "sh", sys.executable, __file__, "--one", cheat.function, device]
     try:

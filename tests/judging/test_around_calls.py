@@ -1,5 +1,5 @@
-"""What is computed before the clock of a timed call starts comes too early, and what is computed when it has returned
-comes too late; honest kernels return and leave what they like.
+"""Work before the clock of a timed call starts is too early, and work after its return is too late; honest kernels
+return and leave what they like.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def run(x, w):
 
 
 def failures(path: str, server, device: str = "cpu", before: int = 0) -> list[str | None]:
-    """What is wrong with each call of a short series, by kind, after so many on other inputs."""
+    """The error in each call of a short series, by kind, after so many on other inputs."""
     definition, submission = flashinfer_trace.load(NORM), from_path(path)
     job = Job(definition, family_of(definition), None, device, full=True)
     every = [flashinfer_trace.make_inputs(definition, {"batch_size": 64}, 3 + n, device) for n in range(before + 1)]

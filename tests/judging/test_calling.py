@@ -124,6 +124,8 @@ def test_a_helper_beside_a_module_is_not_taken_for_the_kernel(tmp_path, server):
     assert judge(f"{path}:Norm", NORM, examples=1, server=server).grade == Grade.WRONG
     path.write_text(f"import torch\n\n{module}")
     assert judge(str(path), NORM, examples=1, server=server).grade == Grade.WRONG
+    path.write_text("")
+    assert "the file defines no function or class; define run" in not_judged(judge(str(path), NORM, server=server))
 
 
 NORM_TEXT = "f = hidden_states.float()\n    f = f * torch.rsqrt(f.square().mean(-1, keepdim=True) + {eps}) * weight\n"
@@ -194,8 +196,8 @@ def not_judged(verdict: Verdict) -> str:
 @pytest.mark.parametrize(
     ("parameters", "destination", "wanted"),
     [
-        ("a, b", True, "true, so that it must take the inputs ['hidden_states', 'weight'] and after them the outputs"),
-        ("a, b, c", False, "false, so that it must take the inputs ['hidden_states', 'weight'] alone and return the"),
+        ("a, b", True, "true, so it must take the inputs ['hidden_states', 'weight'] and after them the outputs"),
+        ("a, b, c", False, "false, so it must take the inputs ['hidden_states', 'weight'] alone and return the"),
     ],
 )
 def test_a_solution_is_told_what_its_style_asks_for(parameters, destination, wanted, verdict_on):

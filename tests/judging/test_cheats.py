@@ -1,4 +1,4 @@
-"""The judge rejects every cheating kernel, for the right reason, and passes the honest ones beside them."""
+"""The judge rejects every cheating kernel, for the right reason, and passes the honest ones next to them."""
 
 from __future__ import annotations
 

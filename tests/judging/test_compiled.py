@@ -88,7 +88,7 @@ def test_without_a_compiler_nothing_is_judged(tmp_path, monkeypatch):
     [
         ({"binding": "pybind"}, "tvm-ffi and torch can be compiled"),
         ({"entry_point": "factor.h::scale"}, "is in no .cpp or .cc or"),
-        ({"entry_point": "main.cpp::a-b"}, "is no name of a function"),
+        ({"entry_point": "main.cpp::a-b"}, "is not the name of a function"),
     ],
 )
 def test_a_spec_that_cannot_be_compiled(tmp_path, spec, message):

@@ -27,7 +27,7 @@ def run(a, b):
         {beyond}
     return (a.float() @ b.float().T).to(a.dtype)
 """
-#: As a Triton kernel beside the function that launches it.
+#: As a Triton kernel next to the function that launches it.
 LAUNCHED = """
 class Kernel:
     def __call__(self, *arguments):

@@ -183,7 +183,7 @@ PAIRS = [
 #: Drawn cases; fewer of Definitions with large weights, which take seconds each.
 EXAMPLES, LARGE, FEW = 10, 256 << 20, 3
 
-#: What the judge finds in kernels that are wrong on some inputs (findings/kernels.json).
+#: Kernels that are wrong on some inputs (findings/kernels.json), and the code of their verdict.
 DEFECTS = {"sgl_kernel.moe_align_block_size": "outside"}
 
 

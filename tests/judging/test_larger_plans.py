@@ -16,7 +16,7 @@ from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.case import reference_outputs
 from flashinfer_trace.harness.power import stand_in
 from flashinfer_trace.harness.verify import Job, verify
-from flashinfer_trace.judging.judge import judge, small_by_default
+from flashinfer_trace.judging.judge import judge
 from flashinfer_trace.judging.more_plans import (
     CASES,
     COPIES,
@@ -36,6 +36,7 @@ from flashinfer_trace.judging.more_plans import (
     TILES,
     judged_cases,
 )
+from flashinfer_trace.judging.twin_sizes import small_by_default
 from flashinfer_trace.judging.verdict import Grade
 
 DECODE, PREFILL = "gqa_paged_decode_h6_kv2_d128_ps64", "gqa_paged_prefill_causal_h6_kv2_d128_ps64"
@@ -43,7 +44,7 @@ SINGLE, EXTEND = "gqa_paged_prefill_causal_h6_kv2_d128_ps1", "gqa_extend_causal_
 OWN = "        own_pages = kv_indices[pages[b] : pages[b + 1]]\n"
 STORED = "            output[start:stop], lse[start:stop] = attend(q[start:stop], k, v, sm_scale, last_key)\n"
 RETURN = "    return output, lse\n"
-#: What is wrong -> Definition, a line of its reference, and what stands after it in a kernel that is right otherwise.
+#: Error -> Definition, a line of its reference, and what stands after it in a kernel that is right otherwise.
 WRONG = {
     "pages that two requests share are read once": (
         DECODE,

@@ -1,5 +1,5 @@
-"""What the judge does not do is what docs/judge.md says, and what a submission's process has of the judge's: no
-credentials, and no module that it imports later.
+"""The judge has the limits that docs/judge.md names; a submission's process has no credentials of the judge, and no
+module that the judge imports later.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def test_a_verdict_names_the_sizes_that_it_is_about(tmp_path, server):
     assert "judged up to" not in str(verdict)
 
 
-#: What the process was started with, which removing a variable does not change.
+#: Reads the variables that the process was started with; removing one later does not change them.
 READS = """
 import os
 from pathlib import Path

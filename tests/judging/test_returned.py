@@ -1,4 +1,4 @@
-"""What lies in the memory of a call; the messages about results of a wrong form, whose description proves nothing."""
+"""The memory of a call; the messages about results of a wrong form, whose description proves nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flashinfer_trace.judging.submission import RunLimits, from_path
 from flashinfer_trace.judging.verdict import Failure, Grade
 
 SAYS = "the Definition says"
-#: What a process may say it replaced instead of a list of names.
+#: Replies of a process that are not a list of replaced names.
 NO_LIST = (5, "clock", {"clock": 1}, True)
 #: A result of the right form, as a process describes it.
 RIGHT = {"dtype": "bfloat16", "shape": [2, 512], "device": "cpu", "layout": "torch.strided"}

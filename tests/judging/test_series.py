@@ -38,7 +38,7 @@ def session(monkeypatch):
     ours, theirs = socket.socketpair()
     with ours, theirs:
         made = child._Session(theirs, None)
-        made._device = "cpu:0"  # which is not "cpu", so that inputs are copied as they are for a GPU
+        made._device = "cpu:0"  # which is not "cpu", so inputs are copied as they are for a GPU
         made._inputs, made._outputs = ["x"], ["y"]
         made._stopwatch, made._shared = Stopwatch("cpu"), SharedMemory(1 << 16)
         made.judge = ours
@@ -91,7 +91,7 @@ def test_a_kernel_is_prepared_on_earlier_inputs_where_those_that_are_timed_will_
 
 @pytest.mark.parametrize("size", [0, 8])
 def test_no_graph_is_captured_on_what_is_timed(size, session):
-    """Where there are no earlier inputs, or none of these shapes."""
+    """No earlier inputs at all, or none of these shapes."""
     if size:
         called_before(session, before(session, 3.0, size))
     kernel = Kernel()

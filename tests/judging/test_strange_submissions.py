@@ -70,7 +70,7 @@ def test_a_colon_needs_a_function(tmp_path):
 
 @pytest.mark.parametrize("definition", [5, None])
 def test_what_is_no_definition_is_refused(definition):
-    with pytest.raises(InputError, match="is no Definition; give one, or its name"):
+    with pytest.raises(InputError, match="is not a Definition; give one, or its name"):
         judge(lambda x, w: x, definition)
 
 

@@ -11,7 +11,7 @@ from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 
 import pytest
-from cheating_kernels import CHEATS, NORM
+from cheating_kernels import CHEATS
 
 from flashinfer_trace.judging import server as server_module
 from flashinfer_trace.judging.judge import judge
@@ -23,6 +23,8 @@ from flashinfer_trace.sandbox.limits import Failed
 from flashinfer_trace.sandbox.process import ConfinedProcess
 from flashinfer_trace.sandbox.worker import ReferenceWorker
 
+#: Its judgment is short: 64 of them are made at once.
+NORM = "rmsnorm_h128"
 HANGS = "def run(hidden_states, weight):\n    while True:\n        pass\n"
 DIES = "import os\n\n\ndef run(hidden_states, weight):\n    os.kill(os.getpid(), 9)\n"
 HALVES = "def run(hidden_states, weight):\n    return hidden_states / 2\n"
@@ -38,7 +40,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def judged(kernel: str) -> tuple[object, ...]:
-    """What a verdict says that depends on neither the clock nor the machine."""
+    """The part of a verdict that depends on neither the clock nor the machine."""
     verdict = judge(kernel, NORM, examples=2, seed=7, limits=RunLimits(call=20.0, first_call=0.5))
     failure = verdict.failure
     return verdict.grade, verdict.calls, verdict.cases, verdict.largest, failure and (failure.kind, failure.axes)
@@ -110,7 +112,7 @@ def test_a_copy_of_the_process_has_no_server() -> None:
 def test_no_number_but_that_of_a_process_is_one(pid: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """os.killpg(0) is for the caller's own group."""
     monkeypatch.setattr(ForkServer, "begin", lambda self: (None, pid))
-    with Server(fork=True) as server, pytest.raises(Failed, match="is no process of its own"):
+    with Server(fork=True) as server, pytest.raises(Failed, match="is not a process of its own"):
         ConfinedProcess(server)
 
 

@@ -1,4 +1,4 @@
-"""What can be judged and how it is called, the grades, and that a verdict can be repeated."""
+"""Which functions can be judged, how they are called, the grades, and that a verdict can be repeated."""
 
 from __future__ import annotations
 

@@ -41,6 +41,16 @@ def test_every_family_calls_exactly_the_kernels_that_the_table_has_for_it():
         assert {one.label for one in family.kernels} == set(family_kernels(family.name)), family.name
 
 
+@pytest.mark.parametrize(
+    ("stage", "page_size", "takes"),
+    [("prefill_causal", 64, True), ("prefill_causal", 128, False), ("decode", 128, True)],
+)
+def test_flash_attention_loads_pages_of_whole_tiles_with_what_follows_the_last_key(stage, page_size, takes):
+    name = f"gqa_paged_{stage}_h8_kv1_d128_ps{page_size}"
+    found = kernels_of(f"gqa_paged_{stage}", flashinfer_trace.load(name))
+    assert ("sgl_kernel.flash_attn.flash_attn_with_kvcache" in found) == takes
+
+
 def test_what_kernels_launch_belongs_to_one_function():
     launched = "sglang.srt.layers.attention.triton_ops.decode_attention._fwd_kernel_stage2"
     assert launched_by()[launched] == "sglang.kernels.ops.attention.decode_attention.decode_attention_fwd"

@@ -1,4 +1,4 @@
-"""What recorded attention calls compute: the cap, the window and the sinks decide, and what a call does not read."""
+"""The function of recorded attention calls: the cap, the window, the sinks, and unread inputs decide."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_the_window_of_a_wrapper_counts_the_keys_before_the_own_one():
     ],
 )
 def test_each_librarys_names_of_cap_and_window_are_known(arguments, settings):
-    assert settings_of_attention(call("sgl_kernel.flash_attn.flash_attn_with_kvcache", arguments), None) == settings
+    assert settings_of_attention(arguments, None) == settings
 
 
 @pytest.mark.parametrize(("sinks", "computed"), [("bfloat16[64]", True), ("bfloat16[32]", False), ("int8[64]", False)])

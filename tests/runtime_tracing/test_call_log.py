@@ -18,7 +18,7 @@ from tools.runtime_tracing import recording, timeline
 from tools.runtime_tracing.call_log import CallLog
 from tools.runtime_tracing.wrapping import Wrapping, torch_functions
 
-#: What describes a run, apart from its name and its model.
+#: The description of a run, apart from its name and its model.
 TEXTS: dict[str, Any] = {
     **{"model": "m", "stand_ins": [], "environment": {}, "versions": {"sglang": "0"}},
     **{"server": {}, "resolved": {}},

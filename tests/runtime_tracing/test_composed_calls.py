@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 
 from flashinfer_trace import find_root, load
-from tools.runtime_tracing.composed_calls import COMPOSED, PATTERNS, Pattern, composed
+from tools.runtime_tracing.composed_calls import PATTERNS, Pattern, composed
 from tools.runtime_tracing.frames import Frame
 from tools.runtime_tracing.matching import Evidence, Standing
-from tools.runtime_tracing.recording import RecordedCall, RecordedLaunch, read
+from tools.runtime_tracing.recording import COMPOSED, RecordedCall, RecordedLaunch, read
 
 FILE = "sglang/srt/layers/toy.py"
 OUTER = Frame("sglang/srt/models/toy.py", 7, "Layer.forward")
@@ -138,6 +138,8 @@ def test_every_pattern_is_met_by_a_recorded_run():
         "deepseek_v2_lite-bf16-flashinfer",
         "glm4.5-bf16-flashinfer",
         "qwen3_30b_a3b-bf16-flashinfer-triton_kernel_moe",
+        "0.5.23/gemma3_4b-bf16",
+        "0.5.23/gpt_oss_120b-mxfp4",
     }
     runs = [read(find_root() / "traces" / "runtime" / f"{name}.json") for name in sorted(names)]
     met = [pattern for pattern in PATTERNS if any(has_steps(pattern, run.calls) for run in runs)]

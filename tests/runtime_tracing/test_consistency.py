@@ -59,11 +59,11 @@ EDITS: dict[str, tuple[Callable[[Json], object], str]] = {
     "a count of calls": (lambda d: launched(d).__setitem__(4, 97), "calls of the same arguments launch the same"),
     "the library of a kernel": (
         lambda d: of_flashinfer(d).__setitem__(0, "sgl_kernel"),
-        "is no function of sgl_kernel",
+        "is not a function of sgl_kernel",
     ),
     "a kernel": (
         lambda d: of_flashinfer(d).__setitem__(1, "vllm.rmsnorm"),
-        "vllm.rmsnorm is no function of flashinfer",
+        "vllm.rmsnorm is not a function of flashinfer",
     ),
     "a version": (lambda d: d["versions"].update({"sglang": "0.5.12"}), "the recorded runs are of 0.5.11"),
     "the GPU": (lambda d: d["versions"].update(gpu="NVIDIA H20O"), "schema/gpus.json has no NVIDIA H20O"),
@@ -101,7 +101,7 @@ def test_a_kernel_whose_path_is_no_text_is_refused(tmp_path: Path, document: Jso
     document["kernels"][0][1] = 5
     path = tmp_path / f"{NAME}.json"
     path.write_text(json.dumps({**document, "sha256": content_sha256(document, "$schema", "sha256")}))
-    with pytest.raises(RecordingError, match="is no list of strings"):
+    with pytest.raises(RecordingError, match="is not a list of strings"):
         read(path)
 
 

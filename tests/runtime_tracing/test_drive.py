@@ -64,7 +64,8 @@ def test_nothing_starts_when_the_time_is_used_up(tmp_path: Path):
     assert lines == ["late: not started, the time was used up"]
 
 
-#: What hangs in a collective call, as far as a signal can tell: rank 0, and rank 1, which has a log of its own.
+#: Two processes that hang in a collective call, as far as a signal can tell: rank 0, and rank 1, which has a log of its
+#: own.
 HANGS = """
 import pathlib, sys, time
 from tools.runtime_tracing.record import dump_stacks_when_terminated

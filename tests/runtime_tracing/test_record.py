@@ -1,4 +1,4 @@
-"""What becomes of a run: a trace, or an exit status and no trace. SGLang is replaced by a function."""
+"""The result of a run: a trace, or an exit status and no trace. SGLang is replaced by a function."""
 
 from __future__ import annotations
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from whole_dataset import with_calls
 
-from flashinfer_trace import definitions, find_root
+from flashinfer_trace import find_root
 from tools.extract.matched import Dataset, State
 from tools.runtime_tracing.recording import RecordedCall, read
 
@@ -15,7 +16,7 @@ ROOT = find_root()
 
 @pytest.fixture(scope="module")
 def dataset() -> Dataset:
-    return Dataset(ROOT, definitions(root=ROOT))
+    return with_calls()
 
 
 def calls(run: str, ending: str, text: str = "") -> list[RecordedCall]:
@@ -47,7 +48,7 @@ def calls(run: str, ending: str, text: str = "") -> list[RecordedCall]:
             "",
             ["rope_with_cos_sin_cache_neox_style_h4_kv1_d64_rd64"],
         ),
-        # Eight requests are no eight experts.
+        # Eight requests are not eight experts.
         ("minimax_m2.5-fp8", ".moe_fused_gate", "", ["moe_topk_deepseek_topk8_ng1_kg1_e256"]),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from built_pages import pages
+from built_pages import coverage_page
 
 from flashinfer_trace import find_root, load
 from tools.runtime_tracing.matching import Evidence, Standing, computes, tensors
@@ -55,6 +55,11 @@ def recording(*calls: RecordedCall, name: str = "toy", stand_ins: tuple[str, ...
         (
             "mla_paged_decode_h128_ckv512_kpe64_ps1",
             "q_nope: bfloat16[8,128,512], q_pe: bfloat16[8,128,64], ckv: bfloat16[99,1,512], kpe: bfloat16[99,1,64]",
+        ),
+        (  # FlashAttention's order
+            "mla_paged_decode_h128_ckv512_kpe64_ps1",
+            "q: bfloat16[8,128,64], k_cache: bfloat16[99,1,1,64], v_cache: bfloat16[99,1,1,512], "
+            "qv: bfloat16[8,128,512], causal: True",
         ),
         (
             "gqa_ragged_prefill_causal_h32_kv8_d128",
@@ -229,7 +234,7 @@ NEW_KEYS = "k_nope: bfloat16[3,512], k_rope: bfloat16[3,64]"
         ("quantize_k_cache_ckv512_kpe64_g128", PACKED + NEW_KEYS, True),
         ("quantize_k_cache_ckv512_kpe64_g128", PACKED.replace("[3,4]", "[3,8]") + NEW_KEYS, False),  # 64 features
         ("quantize_k_cache_ckv512_kpe64_g128", NEW_KEYS, False),
-        # The sizes of outputs follow from those of inputs, but they have to be there, too.
+        # The sizes of outputs follow from those of inputs, but they also have to be there.
         ("silu_and_mul_i1408", "input: bfloat16[8,2816], out: bfloat16[8,1408]", True),
         ("silu_and_mul_i704", "input: bfloat16[8,2816], out: bfloat16[8,1408]", False),
         # Nor does the number of choices follow from rows of any number.
@@ -278,7 +283,7 @@ def test_every_gap_is_named_and_every_run_without_a_row():
         recording(*calls, name="replaced", stand_ins=("sgl_kernel.flash_attn",)),
         recording(call("", "", (None, 5.0), library=""), name="graph"),
     ]
-    text = time_coverage(runs, [], {})
+    text = time_coverage(runs, Evidence([], {}))
     assert all(f"| `kernel{number} (triton)` | 0.00% | 2.00% | 2.00% |" in text for number in range(50))
     assert "- `replaced`: stand-ins ran for `sgl_kernel.flash_attn`\n" in text
     assert "- `graph`: CUDA graphs, " in text
@@ -300,12 +305,12 @@ def test_the_document_says_what_misses_most():
         ),
         recording(call(SAMPLING, "", (None, 500.0)), name="two"),
     ]
-    text = time_coverage(runs, [norm], {norm.name: ["flashinfer.norm.rmsnorm"]})
+    text = time_coverage(runs, Evidence([norm], {norm.name: ["flashinfer.norm.rmsnorm"]}))
     assert "| `one` |  |  |  | 4.0 | 75% | 0% |" in text
     assert "| **mean** |  | **0%** | **0%** |  | **38%** | **0%** |" in text
     order = [text.index(name) for name in ("`top_k_top_p_sampling_from_probs (flashinfer)`", "`kernel (flashinfer)`")]
     assert order == sorted(order)
-    assert "| 0.00% | 50.00% | 100.00% | `two`, decode | 1 |" in text
+    assert "| 0.00% | 50.00% | 100.00% | `two`, decode | 1 |  |" in text
 
 
 def test_classes_keep_their_name():
@@ -313,8 +318,8 @@ def test_classes_keep_their_name():
 
 
 def test_the_committed_document_is_of_the_committed_runs():
-    text = pages()["docs/coverage.md"]
-    for path in sorted((find_root() / "traces" / "runtime").glob("*.json")):
+    text = coverage_page()
+    for path in sorted((find_root() / "traces" / "runtime").rglob("*.json")):
         measured = "graph" not in path.stem and "stand_in" not in path.stem
         assert (f"| `{path.stem}` |" in text) is measured, path.stem
         assert (f"\n- `{path.stem}`: " in text) is not measured, path.stem
@@ -339,5 +344,5 @@ def test_what_exchanges_data_between_gpus_is_told_apart():
     (step,) = step_times(run, Evidence([norm], {norm.name: ["flashinfer.norm.rmsnorm"]}))
     assert (step.microseconds, step.between_gpus) == ((2.0 + 0.5 + 1.0) * 58, 8.0 * 58 + 4.0)
     assert set(step.missing) == {"all_reduce (torch.ops)", "clone (torch.ops)"}
-    assert "### Exchange between GPUs" in time_coverage([run], [], {})
-    assert "### Exchange between GPUs" not in time_coverage([recording(known)], [], {})
+    assert "### Exchange between GPUs" in time_coverage([run], Evidence([], {}))
+    assert "### Exchange between GPUs" not in time_coverage([recording(known)], Evidence([], {}))

@@ -1,4 +1,4 @@
-"""What a worker may ask of the system, on machines that are not at hand too, and what holds without seccomp."""
+"""The system calls of a worker, also on machines that are not at hand, and the limits without seccomp."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ by_name = pytest.mark.parametrize("escape", ESCAPES, ids=[escape["name"] for esc
 
 
 class Surroundings:
-    """What an escape must not reach: a secret, a place for a file, a port."""
+    """Targets that an escape must not reach: a secret, a place for a file, a port."""
 
     def __init__(self, directory: Path) -> None:
         self.secret = directory / "secret"
@@ -72,7 +72,7 @@ def test_the_allow_list_refuses(escape: dict[str, Any], surroundings: Surroundin
 
 
 def limits_for(escape: dict[str, Any]) -> ReferenceLimits:
-    """What never answers is waited for only so long; a busy machine makes no difference to it."""
+    """A worker that never answers is waited for only so long; a busy machine changes nothing."""
     return IMPATIENT if escape["contained"][0] == "timed-out" else LIMITS
 
 

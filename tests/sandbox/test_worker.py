@@ -1,4 +1,4 @@
-"""What honest references and their callers get from a worker, and what it says of mistakes."""
+"""Answers of a worker to honest references and their callers, and its messages about mistakes."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_processes_that_are_ended_from_outside_are_replaced() -> None:
 
 
 def test_nothing_survives_the_harness() -> None:
-    """A harness that is killed leaves no process behind, not even one that computes for ever."""
+    """A harness that is killed leaves no process behind, not even one that computes forever."""
     code = (
         "import sys; sys.path.insert(0, 'tests'); from sandbox.conftest import *\n"
         "w = ReferenceWorker(ReferenceLimits(seconds=600)); w.run(HONEST, x(), 0)\n"

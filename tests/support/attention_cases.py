@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import torch
-from drawn_plans import drawn_plans
-
-import flashinfer_trace
-from flashinfer_trace.families import family_of
-from flashinfer_trace.harness.verify import prepare
+from drawn_plans import drawn_plans, small_twin
 
 DECODE = ["gqa_paged_decode_h32_kv8_d128_ps1", "gqa_paged_decode_h32_kv8_d128_ps64"]
 PREFILL = ["gqa_paged_prefill_causal_h32_kv8_d128_ps1", "gqa_paged_prefill_causal_h32_kv8_d128_ps64"]
@@ -22,13 +18,6 @@ NAMES = PAGED + RAGGED
 PAGES = {"shared_prefix": 0, "num_pages": 60, "unused": "nan"}
 
 
-def twin(name):
-    """(family, twin) of a Definition."""
-    definition = flashinfer_trace.load(name)
-    family = family_of(definition)
-    return family, prepare(definition, family, "cpu", full=False)
-
-
 def plan(name, kv_lens, q_lens=None, logits="normal", **rest):
     """A plan with these lengths; `q_lens` matters only if requests may have any number of queries."""
     lengths = {"kv_lens": kv_lens, "logits": logits, "scale": 1.0}
@@ -39,7 +28,7 @@ def plan(name, kv_lens, q_lens=None, logits="normal", **rest):
 
 def case(name, kv_lens, q_lens=None, seed=3, **rest):
     """(family, twin, inputs) with these lengths."""
-    family, definition = twin(name)
+    family, definition = small_twin(name)
     return family, definition, family.inputs(definition, plan(name, kv_lens, q_lens, **rest), seed, "cpu")
 
 
@@ -73,5 +62,5 @@ def slots(inputs, page_size, kv_lens):
 
 def drawn(name, kernel=None):
     """(twin, plans): what is drawn for a kernel, or for the reference."""
-    family, definition = twin(name)
+    family, definition = small_twin(name)
     return definition, drawn_plans(family, definition, kernel)

@@ -10,13 +10,14 @@ import pytest
 
 from flashinfer_trace import find_root
 from tools.site import __main__ as site
+from tools.site.coverage_page import coverage
 from tools.site.model_pages import ops_of_models
 
 
 @functools.cache
-def pages() -> dict[str, str]:
-    """The text of each page, by the path that it would have under the root."""
-    return {path.relative_to(find_root()).as_posix(): text for path, text in site.documents(find_root()).items()}
+def coverage_page() -> str:
+    """The text of docs/coverage.md."""
+    return coverage(site.gather(find_root()))
 
 
 @functools.cache

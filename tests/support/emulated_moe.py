@@ -30,15 +30,9 @@ def sigmoid_route(scores, choice, groups, kept, top_k):
 
 
 def moe_fused_gate(
-    input_tensor,
-    bias,
-    num_expert_group,
-    topk_group,
-    topk,
-    num_fused_shared_experts=0,
-    routed_scaling_factor=0,
+    input_tensor, bias, num_expert_group, topk_group, topk, num_fused_shared_experts=0, routed_scaling_factor=0,
     apply_routed_scaling_factor_on_output=False,
-):
+):  # fmt: skip
     assert input_tensor.dtype == bias.dtype == FLOAT32
     scores = torch.sigmoid(input_tensor)
     routed = topk - num_fused_shared_experts
@@ -54,18 +48,9 @@ def moe_fused_gate(
 
 
 def sglang_moe_fused_gate(
-    scores,
-    bias,
-    topk,
-    scoring_func="sigmoid",
-    num_fused_shared_experts=0,
-    renormalize=True,
-    routed_scaling_factor=1.0,
-    apply_routed_scaling_factor_on_output=False,
-    moe_softcapping=0.0,
-    num_expert_group=1,
-    topk_group=1,
-):
+    scores, bias, topk, scoring_func="sigmoid", num_fused_shared_experts=0, renormalize=True, routed_scaling_factor=1.0,
+    apply_routed_scaling_factor_on_output=False, moe_softcapping=0.0, num_expert_group=1, topk_group=1,
+):  # fmt: skip
     """SGLang's Triton router: shared experts have their weight whatever the others have."""
     assert (scoring_func, renormalize, moe_softcapping) == ("sigmoid", True, 0.0)
     sigmoid, routed = torch.sigmoid(scores), topk - num_fused_shared_experts
@@ -84,16 +69,8 @@ def route_radix(scores, bias, top_k, renormalize, factor, on_output, sorted):
 
 
 def fused_topk_deepseek(
-    scores,
-    bias,
-    n_group,
-    topk_group,
-    topk,
-    routed_scaling_factor,
-    topk_values,
-    topk_indices,
-    launch_with_pdl=True,
-):
+    scores, bias, n_group, topk_group, topk, routed_scaling_factor, topk_values, topk_indices, launch_with_pdl=True,
+):  # fmt: skip
     assert (topk_values.dtype, topk_indices.dtype) == (FLOAT32, INT32)
     sigmoid = 0.5 * torch.tanh(0.5 * scores) + 0.5
     ids, chosen = sigmoid_route(sigmoid, sigmoid + bias, n_group, topk_group, topk)
@@ -130,15 +107,9 @@ def topk_sigmoid(topk_weights, topk_ids, gating_output, renormalize=False, corre
 
 
 def moe_align_block_size(
-    topk_ids,
-    num_experts,
-    block_size,
-    sorted_token_ids,
-    experts_ids,
-    num_tokens_post_pad,
-    cumsum_buffer,
+    topk_ids, num_experts, block_size, sorted_token_ids, experts_ids, num_tokens_post_pad, cumsum_buffer,
     pad_sorted_token_ids=False,
-):
+):  # fmt: skip
     assert all(each.dtype == INT32 for each in (topk_ids, sorted_token_ids, experts_ids, num_tokens_post_pad))
     assert cumsum_buffer.shape == (num_experts + 1,)
     if pad_sorted_token_ids:
@@ -154,15 +125,9 @@ def moe_align_block_size(
 
 
 def moe_align_small_numel(
-    topk_ids,
-    num_experts,
-    block_size,
-    sorted_token_ids,
-    expert_ids,
-    num_tokens_post_pad,
-    *,
+    topk_ids, num_experts, block_size, sorted_token_ids, expert_ids, num_tokens_post_pad, *,
     write_inactive_prefix_count=False,
-):
+):  # fmt: skip
     """It writes no padding after the last part."""
     padded = sorted_token_ids.clone()
     cumsum = torch.empty(num_experts + 1, dtype=INT32)
@@ -174,17 +139,9 @@ def moe_align_small_numel(
 
 
 def prepare_moe_input(
-    topk_ids,
-    expert_offsets,
-    problem_sizes1,
-    problem_sizes2,
-    input_permutation,
-    output_permutation,
-    num_experts,
-    n,
-    k,
+    topk_ids, expert_offsets, problem_sizes1, problem_sizes2, input_permutation, output_permutation, num_experts, n, k,
     blockscale_offsets=None,
-):
+):  # fmt: skip
     row = scale_row = 0
     for expert in range(num_experts):
         pairs = (topk_ids.flatten() == expert).nonzero().flatten().flip(0)
@@ -199,16 +156,8 @@ def prepare_moe_input(
 
 
 def get_cutlass_w4a8_moe_mm_data(
-    topk_ids,
-    expert_offsets,
-    problem_sizes1,
-    problem_sizes2,
-    input_permutation,
-    output_permutation,
-    num_experts,
-    n,
-    k,
-):
+    topk_ids, expert_offsets, problem_sizes1, problem_sizes2, input_permutation, output_permutation, num_experts, n, k,
+):  # fmt: skip
     assert topk_ids.dtype == INT32
     counts = torch.tensor([int((topk_ids == expert).sum()) for expert in range(num_experts)])
     expert_offsets.copy_(torch.nn.functional.pad(counts.cumsum(0), (1, 0)))
@@ -263,25 +212,9 @@ def es_fp8_blockwise_scaled_grouped_mm(
 
 
 def fp8_blockwise_scaled_grouped_mm(
-    output,
-    a_ptrs,
-    b_ptrs,
-    out_ptrs,
-    a_scales_ptrs,
-    b_scales_ptrs,
-    a,
-    b,
-    scales_a,
-    scales_b,
-    stride_a,
-    stride_b,
-    stride_c,
-    layout_sfa,
-    layout_sfb,
-    problem_sizes,
-    expert_offsets,
-    workspace,
-):
+    output, a_ptrs, b_ptrs, out_ptrs, a_scales_ptrs, b_scales_ptrs, a, b, scales_a, scales_b, stride_a, stride_b,
+    stride_c, layout_sfa, layout_sfb, problem_sizes, expert_offsets, workspace,
+):  # fmt: skip
     assert all(each.dtype == torch.int64 for each in (a_ptrs, b_ptrs, out_ptrs, a_scales_ptrs, b_scales_ptrs))
     assert layout_sfa.shape == layout_sfb.shape == (len(b), 5)
     es_fp8_blockwise_scaled_grouped_mm(
@@ -290,20 +223,9 @@ def fp8_blockwise_scaled_grouped_mm(
 
 
 def cutlass_w4a8_moe_mm(
-    d,
-    a,
-    b,
-    a_scales,
-    b_scales,
-    experts_offsets,
-    problem_sizes,
-    a_strides,
-    b_strides,
-    d_strides,
-    s_strides,
-    chunk_size=128,
-    topk=8,
-):
+    d, a, b, a_scales, b_scales, experts_offsets, problem_sizes, a_strides, b_strides, d_strides, s_strides,
+    chunk_size=128, topk=8,
+):  # fmt: skip
     experts, n, k = b.shape[0], b.shape[1], 2 * b.shape[2]
     together = 4 if k % 512 == 0 else 1
     assert b_scales.shape == (experts, k // 128 // together, n * together)
@@ -348,30 +270,10 @@ def sglang_moe_align_block_size(topk_ids, block_size, num_experts):
 
 
 def invoke_fused_moe_kernel(
-    A,
-    B,
-    bias,
-    C,
-    A_scale,
-    B_scale,
-    B_zp,
-    topk_weights,
-    topk_ids,
-    sorted_token_ids,
-    expert_ids,
-    num_tokens_post_padded,
-    mul_routed_weight,
-    top_k,
-    config,
-    compute_type,
-    use_fp8_w8a8,
-    use_int8_w8a8,
-    use_int8_w8a16,
-    use_int4_w4a16,
-    per_channel_quant,
-    block_shape=None,
-    filter_expert=True,
-):
+    A, B, bias, C, A_scale, B_scale, B_zp, topk_weights, topk_ids, sorted_token_ids, expert_ids, num_tokens_post_padded,
+    mul_routed_weight, top_k, config, compute_type, use_fp8_w8a8, use_int8_w8a8, use_int8_w8a16, use_int4_w4a16,
+    per_channel_quant, block_shape=None, filter_expert=True,
+):  # fmt: skip
     assert A.is_contiguous()
     assert not (bias or A_scale or B_zp or use_int8_w8a8 or use_int8_w8a16 or use_int4_w4a16 or per_channel_quant)
     assert use_fp8_w8a8 == (B_scale is not None) == (block_shape == [128, 128])

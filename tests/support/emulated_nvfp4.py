@@ -16,7 +16,7 @@ def rows_of(offsets, sizes, rows):
 
 
 def scale_place(row, block, blocks):
-    """Where a scale is in memory: tiles of 128 rows and 4 blocks, with 32 x 4 x 4 scales each."""
+    """Where a scale is in memory: tiles of 128 rows and 4 blocks, with scales [32, 4, 4] each."""
     tile = row // 128 * (blocks // 4) + block // 4
     return tile * 512 + row % 32 * 16 + row % 128 // 32 * 4 + block % 4
 

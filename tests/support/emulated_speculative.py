@@ -37,22 +37,9 @@ def hadamard_transform(x, scale=1.0):
 
 
 def mla_rope_quantize_fp8(
-    q_rope,
-    k_rope,
-    q_nope,
-    k_nope,
-    cos_sin_cache,
-    pos_ids,
-    is_neox=True,
-    quantize_dtype=None,
-    quant_scale_q=1.0,
-    quant_scale_kv=1.0,
-    q_rope_out=None,
-    k_rope_out=None,
-    q_nope_out=None,
-    k_nope_out=None,
-    enable_pdl=False,
-):
+    q_rope, k_rope, q_nope, k_nope, cos_sin_cache, pos_ids, is_neox=True, quantize_dtype=None, quant_scale_q=1.0,
+    quant_scale_kv=1.0, q_rope_out=None, k_rope_out=None, q_nope_out=None, k_nope_out=None, enable_pdl=False,
+):  # fmt: skip
     assert not is_neox
     need(FLOAT32, cos_sin_cache)
     need(BFLOAT16, q_rope, k_rope, q_nope, k_nope)
@@ -126,19 +113,9 @@ def fast_topk(values, topk, dim):
 
 
 def build_tree_kernel_efficient(
-    parent_list,
-    selected_index,
-    verified_seq_len,
-    tree_mask,
-    positions,
-    retrive_index,
-    retrive_next_token,
-    retrive_next_sibling,
-    topk,
-    depth,
-    draft_token_num,
-    tree_mask_mode,
-):
+    parent_list, selected_index, verified_seq_len, tree_mask, positions, retrive_index, retrive_next_token,
+    retrive_next_sibling, topk, depth, draft_token_num, tree_mask_mode,
+):  # fmt: skip
     need(INT64, parent_list, selected_index, verified_seq_len, positions, retrive_index)
     need(INT64, retrive_next_token, retrive_next_sibling)
     need(torch.bool, tree_mask)
@@ -199,15 +176,9 @@ def accept(outputs, trees, accepts, limit):
 
 
 def verify_tree_greedy(
-    predicts,
-    accept_index,
-    accept_token_num,
-    candidates,
-    retrive_index,
-    retrive_next_token,
-    retrive_next_sibling,
+    predicts, accept_index, accept_token_num, candidates, retrive_index, retrive_next_token, retrive_next_sibling,
     target_predict,
-):
+):  # fmt: skip
     need(INT64, target_predict)
     target = target_predict.flatten()
     outputs, trees = (
@@ -225,21 +196,10 @@ def verify_tree_greedy(
 
 
 def tree_speculative_sampling_target_only(
-    predicts,
-    accept_index,
-    accept_token_num,
-    candidates,
-    retrive_index,
-    retrive_next_token,
-    retrive_next_sibling,
-    uniform_samples,
-    uniform_samples_for_final_sampling,
-    target_probs,
-    draft_probs,
-    threshold_single=1.0,
-    threshold_acc=1.0,
-    deterministic=True,
-):
+    predicts, accept_index, accept_token_num, candidates, retrive_index, retrive_next_token, retrive_next_sibling,
+    uniform_samples, uniform_samples_for_final_sampling, target_probs, draft_probs, threshold_single=1.0,
+    threshold_acc=1.0, deterministic=True,
+):  # fmt: skip
     need(FLOAT32, uniform_samples, uniform_samples_for_final_sampling, target_probs, draft_probs)
     outputs, trees = (
         (predicts, accept_index, accept_token_num),
@@ -330,19 +290,9 @@ def cutlass_mla_decode(q_nope, q_pe, kv_c_and_k_pe_cache, seq_lens, page_table, 
 
 
 def trtllm_batch_decode_with_kv_cache_mla(
-    query,
-    kv_cache,
-    workspace_buffer,
-    qk_nope_head_dim,
-    kv_lora_rank,
-    qk_rope_head_dim,
-    block_tables,
-    seq_lens,
-    max_seq_len,
-    bmm1_scale=1.0,
-    backend="auto",
-    return_lse=False,
-):
+    query, kv_cache, workspace_buffer, qk_nope_head_dim, kv_lora_rank, qk_rope_head_dim, block_tables, seq_lens,
+    max_seq_len, bmm1_scale=1.0, backend="auto", return_lse=False,
+):  # fmt: skip
     assert query.shape[1] == kv_cache.shape[1] == 1
     assert query.shape[3] == kv_cache.shape[3] == kv_lora_rank + qk_rope_head_dim
     assert block_tables.shape[1] % (128 // kv_cache.shape[2]) == 0
@@ -353,26 +303,9 @@ def trtllm_batch_decode_with_kv_cache_mla(
 
 
 def trtllm_ragged_attention_deepseek(
-    query,
-    key,
-    value,
-    workspace_buffer,
-    seq_lens,
-    max_q_len,
-    max_kv_len,
-    bmm1_scale,
-    bmm2_scale,
-    o_sf_scale,
-    batch_size,
-    window_left,
-    cum_seq_lens_q,
-    cum_seq_lens_kv,
-    enable_pdl,
-    is_causal,
-    return_lse,
-    out=None,
-    lse=None,
-):
+    query, key, value, workspace_buffer, seq_lens, max_q_len, max_kv_len, bmm1_scale, bmm2_scale, o_sf_scale,
+    batch_size, window_left, cum_seq_lens_q, cum_seq_lens_kv, enable_pdl, is_causal, return_lse, out=None, lse=None,
+):  # fmt: skip
     need(BFLOAT16, query, key, value, out)
     need(INT32, seq_lens, cum_seq_lens_q, cum_seq_lens_kv)
     assert is_causal

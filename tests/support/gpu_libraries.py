@@ -1,4 +1,4 @@
-"""What a machine with a GPU can run."""
+"""The kernels that a machine with a GPU can run."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class GpuRuns:
         self._signals.__exit__(None, None, None)
 
     def report(self, definition: Definition, kernel: Kernel) -> Report:
-        """What the pair showed."""
+        """The result of the pair."""
         pair = definition.name, kernel.label
         if pair not in self._found and self._one_by_one:
             self._coming = self._verified([task for task in self._tasks if task.definition.name == definition.name])

@@ -1,4 +1,4 @@
-"""What --record-times writes: how long a run of pairs on a GPU took, for docs/safeguards.md."""
+"""The file of --record-times: how long a run of pairs on a GPU took, for docs/safeguards.md."""
 
 from __future__ import annotations
 

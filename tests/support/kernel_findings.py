@@ -3,8 +3,8 @@
 A probe calls the kernel with the smallest input. It returns whether the kernel does what is right, which includes
 raising an error instead of giving wrong results. `tests/test_kernel_findings.py` runs each in a process of its own:
 `python kernel_findings.py NAME` prints RIGHT, WRONG, or ABSENT and why the installed release lacks the kernel. Without
-a name, it runs all of them and prints what findings/probes.json holds. What each says goes to stderr as it comes, and
-then which findings must change. To report another defect, add a `Probe` and describe it there.
+a name, it runs all of them and prints findings/probes.json. The result of each goes to stderr as it comes, and then the
+findings that must change. To report another defect, add a `Probe` and describe it there.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PACKAGES = ("flashinfer", "sgl_kernel", "sglang")
 
 @dataclass(frozen=True)
 class Probe:
-    """What shows one defect.
+    """A probe that shows one defect.
 
     Attributes:
         right: () -> whether the kernel does what is right.
@@ -97,7 +97,7 @@ def bmm_row_major() -> bool:
 
 
 def qserve_per_channel(n: int, k: int) -> bool:
-    """Random codes, all scales 1 and all zeros 0. What lies behind the operands is random too, and a fault if read."""
+    """Random codes, all scales 1 and all zeros 0. The memory past the operands is also random, and a fault if read."""
     import sgl_kernel
 
     a = torch.randint(-8, 9, (128, k), dtype=torch.int8, device="cuda")[:1]
@@ -139,7 +139,7 @@ def norm_wide_weight() -> bool:
 
 
 def masked_rows(name: str) -> bool:
-    """Two experts with two rows each, of which masked_m says that the second of expert 0 is none."""
+    """Two experts with two rows each; masked_m leaves out the second row of expert 0."""
     import sgl_kernel
 
     x = torch.ones(2, 2, 256, dtype=torch.bfloat16, device="cuda")
@@ -164,6 +164,20 @@ def codes_of_vast_values(name: str) -> bool:
     if raises(lambda: quantize(x, codes, torch.zeros(1, 1, device="cuda"), 128, 1e-10, *limits, enable_v2=True)):
         return True
     return bool((codes.float() == limits[1]).all())
+
+
+def codes_beyond_32_bits(name: str) -> bool:
+    """2^32 + 4,096 ones, and codes of 0 where none are written: each code is the largest."""
+    import sgl_kernel
+
+    rows = (1 << 20) + 1
+    x = torch.ones(rows, 4096, dtype=torch.bfloat16, device="cuda")
+    dtype, limits = codes_of(name)
+    codes = torch.zeros(rows, 4096, dtype=torch.int8, device="cuda").view(dtype)
+    scales = torch.zeros(rows, 32, device="cuda")
+    if raises(lambda: getattr(sgl_kernel, name)(x, codes, scales, 128, 1e-10, *limits)):
+        return True
+    return bool((codes[-1].float() == limits[1]).all())
 
 
 def impossible_token() -> bool:
@@ -192,6 +206,7 @@ PROBES: dict[str, Probe] = {
             "fuse_silu_and_mul is ignored": fused_silu_ignored,
             "masked_m is ignored": masked_rows,
             "codes of values beyond 2^126": codes_of_vast_values,
+            "2^32 elements": codes_beyond_32_bits,
         }.items()
         for name in GROUP_QUANTIZERS
     },
@@ -212,7 +227,7 @@ PROBES: dict[str, Probe] = {
 
 
 def absence(error: ImportError | AttributeError) -> str | None:
-    """What an error says that the installed release lacks; None if it says something else."""
+    """The error's text if the installed release lacks the kernel, or None."""
     if isinstance(error, ImportError):
         return str(error) if (error.name or "").partition(".")[0] in PACKAGES else None
     of_package = re.match(rf"(module|'_OpNamespace') '({'|'.join(PACKAGES)})\b", str(error))
@@ -233,7 +248,7 @@ def main(name: str) -> None:
 
 
 def verdict(name: str, kills: bool, returncode: int, output: str) -> str:
-    """What a probe says: "right", "wrong", or "absent: ..."; raises for one that says nothing."""
+    """The result of a probe: "right", "wrong", or "absent: ..."; raises for one that says nothing."""
     last = (output.strip().splitlines() or [""])[-1]
     if returncode == 0 and last in ("RIGHT", "WRONG"):
         return last.lower()
@@ -270,7 +285,7 @@ def record() -> dict[str, Any]:
 
 
 def changes(findings: Iterable[Finding], recorded: Mapping[str, Any]) -> Iterator[str]:
-    """What findings/kernels.json must say otherwise, given a record of all probes."""
+    """The changes that a record of all probes asks of findings/kernels.json."""
     for one in findings:
         version = recorded["libraries"][one.library]
         outcomes = [{recorded["probes"][probe].partition(":")[0] for probe in each.probes} for each in one.defects]
@@ -288,7 +303,7 @@ def changes(findings: Iterable[Finding], recorded: Mapping[str, Any]) -> Iterato
                 yield f"{one.id}: upstream is {one.upstream['state']}, but all probes are {said} in {version}: {state}"
 
 
-#: What a probe says -> the state of its defect; one that is absent leaves it as it was.
+#: Result of a probe -> the state of its defect; a result that is absent leaves it as it was.
 STATES = {"wrong": "shown", "right": "gone"}
 
 

@@ -1,4 +1,4 @@
-"""What a reference computes, as answers to small questions: the facts of the table schema/flashinfer_bench.json.
+"""The function of a reference, as answers to small questions: the facts of the table schema/flashinfer_bench.json.
 
 Each probe calls a ``run`` of ours or of flashinfer-bench with inputs whose result can be told in advance.
 """
@@ -211,7 +211,7 @@ def delta_net(definition: Definition, **scalars: float) -> dict[str, Any]:
 
 
 def corrected_value(definition: Definition, run: Run) -> Value:
-    """What a state of 1 gives after a beta of 1 has replaced it by 3 under the key."""
+    """The result of a state of 1 after a beta of 1 has replaced it by 3 under the key."""
     inputs = delta_net(definition, scale=1.0)
     for name, value in (("q", 1), ("k", 1), ("v", 3)):
         inputs[name][..., 0 if name != "v" else slice(None)] = value

@@ -1,6 +1,6 @@
 """`pytest -m gpu_harness tests/judging --record-verdicts=FILE`: what the judge says of cheats and of real kernels.
 
-Each test leaves its verdict in the properties of its report, so that one process writes the file, whichever made the
+Each test leaves its verdict in the properties of its report, so one process writes the file, whichever made the
 verdict. The file is written anew after each test: a run that is ended leaves what it found.
 """
 
@@ -26,7 +26,7 @@ from flashinfer_trace.format.files import json_text, write_text
 from flashinfer_trace.judging.bench.environment import environment
 from flashinfer_trace.judging.verdict import Verdict
 
-#: Of a test: its verdict, and on what it was taken.
+#: A test's property with its verdict, and the subject of it.
 PROPERTY = "verdict"
 #: Whom verdicts are on, in the order of the file.
 KINDS = ("cheats", "honest", "kernels")
@@ -76,7 +76,7 @@ def libraries() -> dict[str, str]:
 
 
 def run_of(device: str) -> dict[str, Any]:
-    """What verdicts are taken on: the date, the machine, the libraries, and the version of the package."""
+    """The origin of verdicts: the date, the machine, the libraries, and the version of the package."""
     return {**machine(device), "libraries": libraries(), "package_sha256": package_sha256()}
 
 
@@ -97,7 +97,7 @@ def entry(kind: str, name: str, verdict: Verdict) -> dict[str, Any]:
 class Recorder:
     """Writes the verdicts that tests leave in their reports into a file, replacing older ones.
 
-    Verdicts on another machine, or of another version of the code, are not kept beside new ones.
+    Verdicts on another machine, or of another version of the code, are not kept next to new ones.
     """
 
     def __init__(self, path: Path) -> None:

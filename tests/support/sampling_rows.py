@@ -10,7 +10,7 @@ import flashinfer_trace
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family
 
-#: Dyadic fractions (1/16, 1/2, 1/16, 1/4, 1/8), so that every sum is exact.
+#: Dyadic fractions (1/16, 1/2, 1/16, 1/4, 1/8), so every sum is exact.
 EXACT = [0.0625, 0.5, 0.0625, 0.25, 0.125, 0.0, 0.0, 0.0]
 
 

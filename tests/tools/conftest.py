@@ -1,4 +1,4 @@
-"""What the tests of the tools share."""
+"""Fixtures of the tests of tools."""
 
 from __future__ import annotations
 

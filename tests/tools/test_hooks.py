@@ -9,7 +9,7 @@ from flashinfer_trace.dataset.sync import names_of_files
 from flashinfer_trace.dataset.validation.dataset_check import DATA
 
 ROOT = flashinfer_trace.find_root()
-#: What references, the status and the other tags follow from.
+#: Files that decide references, the status and the other tags.
 SYNCED = {
     "definitions/rmsnorm/rmsnorm_h7168.json",
     "reference/rmsnorm/rmsnorm.py",
@@ -21,7 +21,7 @@ SYNCED = {
     "flashinfer_trace/families/rmsnorm.py",
     "traces/runtime/deepseek_v3-bf16-triton.json",
 }
-#: What only `validate` reads, of the whole dataset.
+#: Files that only `validate` reads, for the whole dataset.
 VALIDATED = {"workloads/traffic.json", "models/curated/claims.json", "flashinfer_trace/families/rmsnorm.py", *DATA}
 
 

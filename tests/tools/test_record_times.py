@@ -33,7 +33,7 @@ def report(one, times=(1e-5, 9e-5)):
 
 
 def recorded(items, root, measure=report, budget=1000.0, step=0.0):
-    """What `record` says; the clock advances by `step` whenever it is read."""
+    """The messages of `record`; the clock advances by `step` whenever it is read."""
     clock, said = itertools.count(), []
     failed = record(items, measure, root, lambda: budget - step * next(clock), said.append)
     return failed, said

@@ -11,7 +11,7 @@ from gpu_times import TimesRecorder
 
 from benchmarks import times
 from flashinfer_trace import DatasetError, find_root
-from tools import safeguards
+from tools.site import safeguards
 
 
 def test_what_is_counted_is_what_is_tested():

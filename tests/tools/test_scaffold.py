@@ -16,7 +16,7 @@ import flashinfer_trace
 from flashinfer_trace.dataset.sync import SyncError, sync_definitions
 from flashinfer_trace.dataset.validation import validate_paths
 from tools.scaffold.__main__ import main
-from tools.scaffold.names import pattern_of
+from tools.scaffold.contract import pattern_of
 
 CHECKOUT = flashinfer_trace.find_root()
 
@@ -162,30 +162,40 @@ def test_the_record_goes_beside_those_of_its_op_type(root, op_type, record, shar
     assert f"families/{record} is found automatically: it may import from flashinfer_trace/families/{shared}" in out
 
 
-@pytest.mark.parametrize("op_type", ["rmsnorm", "moe"])
-def test_a_record_that_builds_on_its_op_type_is_found(tmp_path, monkeypatch, op_type):
+#: Imports each record first, or the families first, in a fork: torch is imported once.
+IMPORTED = """
+import importlib, os, sys
+import torch
+for record in sys.argv[1:]:
+    for first in ("flashinfer_trace.families", record):
+        if not (child := os.fork()):
+            importlib.import_module(first)
+            of = importlib.import_module("flashinfer_trace.families").families_of_op_type
+            found = of(record.split(".")[2].partition("_my_kernel")[0])
+            os._exit(len(found) < 2 or "my_kernel" not in found)
+        assert os.waitpid(child, 0)[1] == 0, (record, first)
+"""
+
+
+def test_a_record_that_builds_on_its_op_type_is_found(tmp_path, monkeypatch):
     """For an existing op_type: nothing must import the record, so it can import from the op_type's module."""
     pytest.importorskip("torch")
     for part in ("flashinfer_trace", "schema"):
         shutil.copytree(CHECKOUT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__", "tests"))
     (tmp_path / "definitions").mkdir()
     monkeypatch.setenv("FLASHINFER_TRACE_ROOT", str(tmp_path))
-    assert main(["my_kernel", "--op-type", op_type]) == 0
-    (record,) = (tmp_path / "flashinfer_trace" / "families").rglob("*my_kernel.py")
-    existing = f"from flashinfer_trace.families.{op_type} import FAMILIES as EXISTING\n"
-    record.write_text(record.read_text().replace("import torch\n", f"import torch\n{existing}"))
-    imported = ".".join(record.relative_to(tmp_path).with_suffix("").parts)
-    for first in ("", f"import {imported}; "):  # whichever module is imported first
-        code = f"{first}from flashinfer_trace.families import families_of_op_type as of; print(*of('{op_type}'))"
-        found = subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert "my_kernel" in found.stdout.split() and len(found.stdout.split()) > 1, found.stderr
+    records = []
+    for op_type in ("rmsnorm", "moe"):
+        assert main(["my_kernel", "--op-type", op_type]) == 0
+        families = tmp_path / "flashinfer_trace" / "families"
+        record = families / (f"{op_type}/my_kernel.py" if (families / op_type).is_dir() else f"{op_type}_my_kernel.py")
+        existing = f"from flashinfer_trace.families.{op_type} import FAMILIES as EXISTING\n"
+        record.write_text(record.read_text().replace("import torch\n", f"import torch\n{existing}"))
+        records.append(".".join(record.relative_to(tmp_path).with_suffix("").parts))
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-c", IMPORTED, *records]
+    found = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert found.returncode == 0 and len(records) == 2, found.stderr
 
 
 CONTRACT = [

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
-from built_pages import pages
+from built_pages import coverage_page
 from click.testing import CliRunner
 
 from flashinfer_trace import DatasetError, definitions, find_root
@@ -24,8 +24,8 @@ from flashinfer_trace.dataset.coverage import (
 from flashinfer_trace.dataset.evidence import proofs
 from flashinfer_trace.kernels import TABLE
 from flashinfer_trace.kernels.names import CALLED, KINDS
-from tools.site.kernel_coverage import without_definition
-from tools.site.only_named import only_named, why_not_run
+from tools.shared.markdown import escape
+from tools.site.coverage_page import why_not_run
 from tools.trace.calls import TORCH, keys_of, traced
 from tools.trace.records import committed
 
@@ -76,13 +76,15 @@ def test_topk_softmax_has_the_sizes_of_deepseek_v3_and_not_its_tag(tagged: dict[
 
 
 def test_every_kernel_that_is_only_named_has_a_reason():
-    """Other sizes are no reason: `validate` refuses a tag of a kernel that does not take them."""
+    """Other sizes are not a reason: `validate` refuses a tag of a kernel that does not take them."""
     dataset, root = list(definitions()), find_root()
     pairs = [(one, path) for one in dataset for path in one.tag_values(CALLED)]
     assert len(pairs) > 50
     assert not [(one.name, path) for one, path in pairs if not why_not_run(root, one, path)]
-    document = pages()["docs/coverage.md"]
-    assert only_named(root, dataset) in document and "awaits a GPU run" in document
+    document = coverage_page()
+    names = {path for _, path in pairs}
+    named = document.partition("## Kernels that are only named")[2].partition("\n## ")[0]
+    assert all(f"| `{path}` |" in named for path in names) and "awaits a GPU run" in named
     decode = next(one for one in dataset if "sgl_kernel.cutlass_mla_decode" in one.tag_values(CALLED))
     assert why_not_run(root, decode, "sgl_kernel.cutlass_mla_decode") == "needs compute capability 10.0"
     assert why_not_run(root, decode, "flashinfer.mla.BatchMLAPagedAttentionWrapper") == "awaits a GPU run"
@@ -174,7 +176,7 @@ def test_the_command_lists_kernels_definitions_and_evidence():
 
 
 def test_the_command_agrees_with_the_pages_of_kernels():
-    """Of the same release, and only with Definitions for which a kernel ran."""
+    """Both name kernels of one release, and only Definitions for which a kernel ran."""
     runs = definitions_with_kernel(find_root(), definitions())
     needs = load_needs(find_root()).values()
     assert all(needed["kernel_sources"]["sglang"] for needed in needs)
@@ -210,5 +212,6 @@ def test_malformed_needs_are_refused(change):
 
 
 def test_the_document_gives_the_reasons():
-    text = pages()["docs/coverage.md"]
-    assert without_definition(LISTED) in text
+    text = coverage_page().partition("## Kernels without a Definition")[2].partition("\n## ")[0]
+    reasons = {**LISTED["kernels"], **LISTED["not_called"]}
+    assert all(f"| `{name}` | {escape(reason)} |" in text for name, reason in reasons.items())

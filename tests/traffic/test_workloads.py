@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import re
 from pathlib import Path
 
 import jsonschema
@@ -15,13 +16,13 @@ from flashinfer_trace.dataset.digests import lengths_sha256
 from flashinfer_trace.families import all_families, family_of
 from flashinfer_trace.format.definition import InputError
 from flashinfer_trace.judging.traffic import WorkloadError, digest, digests, drawn
+from flashinfer_trace.judging.traffic.plans import unfit
 from flashinfer_trace.judging.traffic.profiles import Profile, Traffic, TrafficError, load_traffic, quantile
-from flashinfer_trace.judging.traffic.supported import unfit
 from tools import record_workloads, traffic_statistics
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted(path for path in (ROOT / "workloads").glob("*/*.json"))
-#: Of the workloads that these tests make: milliseconds each.
+#: Bytes of the workloads that these tests make: milliseconds each.
 SMALL = 1 << 20
 
 
@@ -94,40 +95,42 @@ def test_files_that_cannot_be_workloads_are_refused(root):
     with pytest.raises(WorkloadError, match="it is for rmsnorm_h1"):
         changed(root, lambda data: data.update(definition="rmsnorm_h1"))
     with pytest.raises(WorkloadError, match=r"workloads\.decode-3: .*which has decode-1"):
-        changed(root, lambda data: data["workloads"].update({"decode-3": {}}))
-    with pytest.raises(WorkloadError, match=r"json: workloads is empty; .*tools\.record_workloads rmsnorm_h3072"):
+        changed(root, lambda data: data["workloads"].update({"decode-3": data["workloads"]["decode-1"]}))
+    with pytest.raises(
+        WorkloadError, match=r"json: .*workloads has 0 members, .*tools\.record_workloads rmsnorm_h3072"
+    ):
         changed(root, lambda data: data.update(workloads={}))
     (root / "workloads" / "traffic.json").unlink()
     (root / "workloads" / "traffic.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(TrafficError, match=r'traffic\.json: the file has no "profiles"'):
+    with pytest.raises(TrafficError, match=r"traffic\.json: .*the file lacks the field 'profiles'"):
         load_traffic(root)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"axes": []}, "[] is no object"),
-        ({"axes": {"batch_size": [1]}}, "axes.batch_size: [1] is no integer"),
-        ({"axes": {"batch_size": -2}}, "axes.batch_size: -2 is no integer from 0"),
+        ({"axes": []}, "axes is array, must be object"),
+        ({"axes": {"batch_size": [1]}}, "batch_size is array, must be integer"),
+        ({"axes": {"batch_size": -2}}, "batch_size is -2, violates minimum 0"),
         ({"axes": {"rows": 1}}, "axes are not batch_size"),
-        ({"seed": "1"}, 'seed: "1" is no integer'),
-        ({"seed": 1 << 31}, "seed: 2147483648 is no integer"),
-        ({"inputs": {"hidden_states": "0" * 64, "weight": 5}}, "inputs.weight is no SHA-256"),
-        ({"inputs": {"hidden_states": "0" * 64, "weight": "xyz"}}, "inputs.weight is no SHA-256"),
+        ({"seed": "1"}, "seed is string, must be integer"),
+        ({"seed": 1 << 31}, "seed is 2147483648, violates maximum"),
+        ({"inputs": {"hidden_states": "0" * 64, "weight": 5}}, "weight is integer, must be string"),
+        ({"inputs": {"hidden_states": "0" * 64, "weight": "xyz"}}, 'weight is "xyz", must match'),
         ({"inputs": {"weight": "0" * 64}}, "inputs are not hidden_states, weight"),
-        ({"lengths": []}, 'unknown members ["lengths"]; it may have seed, axes, inputs'),
+        ({"lengths": []}, 'decode-1 has no field "lengths" (the fields are seed, axes, inputs)'),
     ],
     ids=str,
 )
 def test_malformed_workloads_are_refused(root, change, message):
     with pytest.raises(WorkloadError, match=r"schema/workloads\.schema\.json") as error:
         changed(root, lambda data: data["workloads"]["decode-1"].update(change))
-    assert f"rmsnorm_h3072.json: workloads.decode-1: {message}" in str(error.value)
+    assert re.search(r"rmsnorm_h3072\.json: .?workloads.decode-1\S*: " + re.escape(message), str(error.value))
 
 
 @pytest.mark.parametrize("entry", [None, {}])
 def test_a_workload_says_what_it_lacks(root, entry):
-    with pytest.raises(WorkloadError, match=r"workloads\.decode-1(: null is no object| has no \"inputs\")"):
+    with pytest.raises(WorkloadError, match=r"decode-1 (is null, must be object|lacks the field 'seed')"):
         changed(root, lambda data: data["workloads"].update({"decode-1": entry}))
 
 
@@ -303,7 +306,7 @@ def test_the_statistics_of_a_trace_are_compared_with_those_that_are_recorded(tmp
         assert run(unusable)[0] == 2
     trace.write_text("TIMESTAMP,GeneratedTokens\n0,10\n")
     status, printed = run(profile)
-    assert status == 2 and "is no trace" in printed.err
+    assert status == 2 and "is not a readable trace" in printed.err
     trace.unlink()
     assert run(profile)[0] == 2
 

@@ -1,4 +1,4 @@
-"""The data beside the Definitions (models/, schema/) is checked by its schemas, and no command crashes on it."""
+"""The data next to the Definitions (models/, schema/) is checked by its schemas, and no command crashes on it."""
 
 from __future__ import annotations
 
@@ -103,10 +103,8 @@ def test_a_malformed_data_file_is_named_and_crashes_no_command(
         assert isinstance(result.exception, (SystemExit, type(None))), result.exception
 
 
-@pytest.mark.parametrize(("old", "status"), [('"H200"', 0), ("4.8e12", 1)])
-def test_what_is_long_in_a_data_file_is_cut(
-    dataset: Path, monkeypatch: pytest.MonkeyPatch, old: str, status: int
-) -> None:
+@pytest.mark.parametrize("old", ['"H200"', "4.8e12"])
+def test_what_is_long_in_a_data_file_is_cut(dataset: Path, monkeypatch: pytest.MonkeyPatch, old: str) -> None:
     path = dataset / "schema" / "gpus.json"
     text = path.read_text(encoding="utf-8")
     assert old in text
@@ -116,7 +114,7 @@ def test_what_is_long_in_a_data_file_is_cut(
         result = CliRunner().invoke(main, ["cost", NAME, "--axes", "M=4"])
     finally:
         path.write_text(text, encoding="utf-8")
-    assert result.exit_code == status
+    assert result.exit_code == 1
     assert max(map(len, result.output.splitlines())) < 3000
 
 

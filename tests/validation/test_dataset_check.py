@@ -1,4 +1,4 @@
-"""What the validator checks: paths, the whole dataset, conventions, evidence, lines, both output formats."""
+"""The checks of the validator: paths, the whole dataset, conventions, evidence, lines, both output formats."""
 
 from __future__ import annotations
 

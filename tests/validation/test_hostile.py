@@ -176,7 +176,7 @@ def test_hostile_reference(source: str, dataset: Dataset, minimal: dict[str, Any
 
 @pytest.mark.parametrize("name", ["../x", "a/../../b", "/etc/passwd", "a\nb", "a\x1b[31m", "", "\ud7ff", "con\u202e"])
 def test_names_with_paths_and_control_characters(name: str, dataset: Dataset, minimal: dict[str, Any]) -> None:
-    minimal["tags"] = ["status:verified", name]  # verified, so that the name would be part of the evidence's path
+    minimal["tags"] = ["status:verified", name]  # verified, so the name would be part of the evidence's path
     minimal["name"] = minimal["op_type"] = name
     minimal["axes"][name] = {"type": "var", "description": "x y"}
     minimal["inputs"][name] = {"shape": [name], "dtype": name, "description": name}

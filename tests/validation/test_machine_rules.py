@@ -44,7 +44,7 @@ def runs(count: int, start: datetime = STARTED, **facts: Any) -> list[Json]:
 
 
 def problems(dataset: Dataset, minimal: Json, headers: list[Json]) -> list[Problem]:
-    """What is wrong with lines of these runs, each of another kernel."""
+    """Problems with lines of these runs, each of another kernel."""
     dataset.add(minimal)
     lines = []
     for number, header in enumerate(headers):
@@ -64,7 +64,7 @@ def libraries(**fields: str) -> Callable[[Json], object]:
     )
 
 
-#: What one edit of one run makes impossible: the edit, the place in its header, and the message.
+#: Runs that one edit makes impossible: the edit, the place in its header, and the message.
 CONTRADICTIONS: dict[str, tuple[Callable[[Json], object], str, str]] = {
     "another distribution of torch": (
         libraries(torch="2.12.0"),

@@ -230,7 +230,7 @@ def test_every_way_to_say_a_size_is_used_and_names_axes_that_exist() -> None:
 
 @pytest.mark.parametrize("text", ["a", "a.", "1x", "1", "(a", "TP 1, "])
 def test_a_description_of_any_length_is_read_at_once(text: str, minimal: dict[str, Any]) -> None:
-    """What looks for numbers begins once in each word; and a number may have more digits than Python converts."""
+    """The search for numbers begins once in each word; a number may have more digits than Python converts."""
     started = time.process_time()
     rules({**minimal, "description": (text * 100_000)[:100_000]})
     assert time.process_time() - started < 2.0
@@ -282,7 +282,7 @@ pytestmark = pytest.mark.quick
 
 
 def test_no_definition_describes_alone_what_its_siblings_describe_otherwise() -> None:
-    """Numbers apart. What models need is compared with the recipes, byte for byte, in tests/extract."""
+    """Numbers apart. The needs of models are compared with the recipes, byte for byte, in tests/extract."""
     claims, naming = load_model_claims(REPOSITORY), load_naming(REPOSITORY)
     assert claims is not None
     wordings: dict[tuple[str, str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))

@@ -37,13 +37,13 @@ def tags_of(name: str) -> list[str]:
 
 
 def problems(name: str, tags: list[str]) -> list[Problem]:
-    """What `validate` says of a committed Definition with other tags."""
+    """Problems that `validate` finds in a committed Definition with other tags."""
     data = {**json.loads(PATHS[name].read_text(encoding="utf-8")), "tags": tags}
     return validate_paths([PATHS[name]], REPOSITORY, {PATHS[name]: json.dumps(data, indent=2)}).problems
 
 
 def tag_problems(name: str, tags: list[str]) -> list[Problem]:
-    """`problems` of tags: a description that names a model or a size without its tag is reported beside them."""
+    """`problems` of tags: a description that names a model or a size without its tag is reported next to them."""
     return [one for one in problems(name, tags) if not one.rule.startswith("description-")]
 
 

@@ -1,4 +1,4 @@
-"""What workloads/ says of traces that are not here, and of Definitions: an edited file is noticed."""
+"""Statements of workloads/ about traces that are not here, and about Definitions: an edited file is noticed."""
 
 from __future__ import annotations
 

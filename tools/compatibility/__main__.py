@@ -27,7 +27,9 @@ FOLDER = "flashinfer_trace/definitions"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.compatibility", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("clone", type=Path, help="a clone of flashinfer-bench's repository, bare or not")
     parser.add_argument("--commit", help="the commit to read, by default that of the present table")
     options = parser.parse_args(arguments)
@@ -48,13 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def document(clone: Path, commit: str) -> str:
-    """The text of the table.
-
-    Raises:
-        JsonSourceError: no table exists whose semantics could stay.
-        OSError: git is missing.
-        subprocess.CalledProcessError: the clone does not have that commit or folder.
-    """
+    """The text of the table."""
     full, date = git(clone, "log", "-1", "--format=%H %cs", commit).split()
     paths = git(clone, "ls-tree", "-r", "--name-only", full, FOLDER).split()
     found = [json.loads(git(clone, "show", f"{full}:{path}")) for path in paths if path.endswith(".json")]

@@ -52,11 +52,6 @@ def main(arguments: list[str] | None = None) -> int:
 def fetch(directory: Path, download: Callable[[Path], Path] | None = None, sha256: str = SHA256) -> int:
     """Writes the Definitions to a directory, unless it is there; returns how many it holds.
 
-    Args:
-        directory: the directory, which appears only when it is complete.
-        download: saves the archive in a directory and returns its path; by default `pip download`.
-        sha256: of the archive.
-
     Raises:
         PublishedError: the archive cannot be fetched, or is another one.
     """
@@ -110,14 +105,10 @@ def _download(directory: Path) -> Path:
     """Runs `pip download` for the source distribution; its version, which only git would tell, is given."""
     command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--quiet", "--no-deps"]
     command += [f"--no-binary={DISTRIBUTION}", f"--dest={directory}", f"{DISTRIBUTION}=={VERSION}"]
-    environment = os.environ | {"SETUPTOOLS_SCM_PRETEND_VERSION": VERSION}
-    result = subprocess.run(command, capture_output=True, text=True, env=environment)
+    done = subprocess.run(command, env=os.environ | {"SETUPTOOLS_SCM_PRETEND_VERSION": VERSION})
     found = sorted(directory.glob("*.tar.gz"))
-    if result.returncode or len(found) != 1:
-        last = " / ".join(result.stderr.strip().splitlines()[-2:])
-        raise PublishedError(
-            f"pip could not fetch the source of {DISTRIBUTION} {VERSION}: {last or 'pip printed nothing'}"
-        )
+    if done.returncode or len(found) != 1:
+        raise PublishedError(f"pip could not fetch the source of {DISTRIBUTION} {VERSION}")
     return found[0]
 
 

@@ -15,17 +15,15 @@ from __future__ import annotations
 
 import argparse
 import ast
-import os
 import sys
-import time
-import traceback
 from pathlib import Path
 from typing import Any
 
 from flashinfer_trace import DatasetError
-from tools.dry_run import findings, plans, release
-from tools.dry_run.run import Plan, run
+from tools.dry_run import plans, release
+from tools.dry_run.many import run_many
 from tools.runtime_tracing import recording
+from tools.runtime_tracing.configurations import PROMPTS
 from tools.shared.command import end_with
 
 
@@ -33,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     try:
         if options.compare is not None:
-            return plans.compare_all(options.compare)
+            return plans.compare_all(options.compare, options.jobs)
         if options.all or options.check:
             return plans.run_all(options.all, options.release or release.DEFAULT, options.jobs)
         return _one(options)
@@ -53,13 +51,13 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     what.add_argument("--compare", nargs="*", metavar="NAME", help="repeat recorded runs, all or some, and compare")
     what.add_argument("--all", action="store_true", help="write traces/dry: every run of tools/dry_run/set.json")
     what.add_argument("--check", action="store_true", help="what a release calls otherwise than traces/dry says")
-    parser.add_argument("--jobs", type=int, default=2, help="with --all and --check: runs at a time")
+    parser.add_argument("--jobs", type=int, default=2, help="with --all, --check and --compare: runs at a time")
     parser.add_argument("--release", help=f"of SGLang (default: {release.DEFAULT})")
     parser.add_argument("--server", nargs="*", default=[], metavar="KEY=VALUE", help="SGLang's server arguments")
     parser.add_argument("--environment", nargs="*", default=[], metavar="KEY=VALUE", help="environment variables")
     parser.add_argument("--gpu", choices=("sm90", "h200", "sm100"), default="sm90", help="H100, H200 or B200")
     parser.add_argument("--phases", nargs="+", default=["prefill", "decode", "extend"], help="what is recorded")
-    parser.add_argument("--prompts", nargs="+", type=int, default=list(Plan.prompts), help="lengths of the prompts")
+    parser.add_argument("--prompts", nargs="+", type=int, default=list(PROMPTS), help="lengths of the prompts")
     parser.add_argument("--name", help="of the configuration (default: the model, and its settings)")
     parser.add_argument("--out", type=Path, help="the record to write (default: its name, .json)")
     return parser.parse_args(arguments)
@@ -91,7 +89,6 @@ def _parts(item: str) -> list[str]:
 
 
 def _one(options: argparse.Namespace) -> int:
-    began = time.monotonic()
     if options.repeat is not None:
         plan, version = plans.of_record(options.repeat)
     elif options.configuration is not None:
@@ -101,23 +98,13 @@ def _one(options: argparse.Namespace) -> int:
         plan = plans.of_model(options.model, server, options.gpu, tuple(options.phases), tuple(options.prompts))
         plan = plans.renamed(plan, options.name, {key: str(value) for key, value in environment.items()})
         version = options.release or release.DEFAULT
-    chosen = release.read(version)
-    if not chosen.site.exists():
-        command = f"python -m tools.fetch_sources --install --release {version}"
-        raise plans.PlanError(f"{chosen.site}: SGLang {version} is not installed; run {command}")
-    refused = ""
-    try:
-        about, calls = run(plan, chosen)
-    except BaseException:  # SystemExit too: SGLang ends its process where a setting does not fit
-        refused = traceback.format_exc()
-    found = findings.lines()
-    if not refused and not found:
-        recording.write(options.out or Path(f"{plan.name}.json"), about, calls)
-    print("\n".join([*found, refused.rstrip()]), file=sys.stderr)
-    state = "recorded" if not refused and not found else f"failed, {len(found)} findings"
-    print(f"{plan.name}: {state} after {time.monotonic() - began:.0f} s", flush=True)
-    sys.stderr.flush()
-    os._exit(1 if refused or found else 0)  # threads of SGLang would keep the process
+    (outcome,) = run_many({plan.name: (plan, version)})
+    print(outcome.output.rstrip(), file=sys.stderr)
+    print(outcome.line.partition("\n")[0])
+    if outcome.record is None:
+        return 1
+    (options.out or Path(f"{plan.name}.json")).write_bytes(outcome.content)
+    return 0
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ stay those of the source.
 
 from __future__ import annotations
 
+import _imp
 import ast
 import builtins
 import contextlib
@@ -42,7 +43,10 @@ class _Loader(importlib.machinery.SourceFileLoader):
             return super().get_code(fullname)
         kept = source.parent / "__pycache__" / f"{source.stem}.{sys.implementation.cache_tag}-reporting"
         if kept.exists() and kept.stat().st_mtime >= max(source.stat().st_mtime, Path(__file__).stat().st_mtime):
-            return marshal.loads(kept.read_bytes())
+            code = marshal.loads(kept.read_bytes())
+            # As importlib does: it may have been compiled at another path.
+            _imp._fix_co_filename(code, self.path)  # type: ignore[attr-defined]
+            return code
         tree = _Reporting().visit(ast.parse(source.read_bytes(), self.path))
         code = compile(tree, self.path, "exec", dont_inherit=True)
         kept.parent.mkdir(exist_ok=True)

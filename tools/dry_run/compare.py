@@ -1,4 +1,4 @@
-"""A dry run beside the recorded run that it repeats: kernels, Python chains, PyTorch's functions, and arguments."""
+"""A dry run against the recorded run that it repeats: kernels, Python chains, PyTorch's functions, and arguments."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.runtime_tracing.recording import PREPARING, RecordedCall, Recording
+from tools.runtime_tracing.recording import DRIVERS, PREPARING, RecordedCall, Recording
 
 #: Why a dry run may differ: patterns of run, side and place, each with its reason.
 EXPLAINED = Path(__file__).with_name("differences.json")
-#: What a chain is compared by.
+#: The parts of a chain that are compared.
 Chain = tuple[str, str, str, tuple[tuple[str, int, str], ...]]
 
 
@@ -81,7 +81,7 @@ def _chains(calls: Iterable[RecordedCall]) -> dict[Chain, Counter[str]]:
     found: dict[Chain, Counter[str]] = {}
     for call in calls:
         if call.kernel and call.kernel.rpartition(".")[2] not in PREPARING:
-            stack = tuple((frame.file, frame.line, frame.function) for frame in call.stack)
+            stack = tuple((one.file, one.line, one.function) for one in call.stack if one.file not in DRIVERS)
             chain = (call.phase, call.library, call.kernel, stack)
             found.setdefault(chain, Counter())[call.arguments] += call.count
     return found
@@ -110,7 +110,8 @@ def report(comparison: Comparison) -> list[str]:
 
 
 def changes(before: Recording, after: Recording) -> list[str]:
-    """What two runs of a configuration call differently, a line each: kernels, and within a release anything else."""
+    """Differences between the calls of two runs of a configuration, a line each: kernels, and within a release anything
+    else."""
     found = []
     counts = [
         Counter((one.phase, one.library, one.kernel) for one in run.calls if one.kernel) for run in (before, after)

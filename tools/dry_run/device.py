@@ -78,7 +78,10 @@ class Nothing(contextlib.ContextDecorator):
 
 
 class Stream(Nothing):
-    """``torch.cuda.Stream``."""
+    """``torch.cuda.Stream``. SGLang replaces the method while it captures a graph."""
+
+    def wait_stream(self, stream: Any) -> None:
+        """Everything is done."""
 
 
 class Event(Nothing):
@@ -89,18 +92,33 @@ class Graph(Nothing):
     """``torch.cuda.CUDAGraph``: what it captures runs once, under Python; a replay launches what no call shows."""
 
 
-def install(gpu: Gpu, count: int, folder: Path) -> None:
-    """Makes `torch` believe in `count` GPUs; the first is the current one.
+#: How many GPUs there are.
+_count = [1]
+
+
+def set_count(count: int) -> None:
+    """Makes `torch` believe in so many GPUs from now on."""
+    _count[0] = count
+    torch.cuda.default_generators = tuple(CudaGenerator() for _ in range(count))  # type: ignore[assignment]
+
+
+def _counted(*args: Any) -> int:
+    return _count[0]
+
+
+def install(gpu: Gpu, folder: Path) -> None:
+    """Makes `torch` believe in one GPU, which is the current one.
 
     Args:
         folder: where the device guard is compiled, once for each release of PyTorch.
     """
     ctypes.CDLL(str(_guard(folder)), mode=ctypes.RTLD_GLOBAL)
-    _cuda(gpu, count)
+    _cuda(gpu)
     _memory_counters(gpu)
-    _private(count)
-    _generators(count)
-    _elsewhere(count)
+    _private()
+    _generators()
+    _elsewhere()
+    set_count(1)
 
 
 def properties(gpu: Gpu) -> SimpleNamespace:
@@ -125,11 +143,11 @@ def install_command(gpu: Gpu, folder: Path) -> None:
     os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
 
 
-def _cuda(gpu: Gpu, count: int) -> None:
+def _cuda(gpu: Gpu) -> None:
     cuda: Any = torch.cuda
     stream = Stream()
     constants = {
-        **{"is_available": True, "device_count": count, "current_device": 0, "is_initialized": True},
+        **{"is_available": True, "current_device": 0, "is_initialized": True},
         **{"get_device_name": gpu.name, "get_device_capability": gpu.capability, "get_arch_list": [gpu.architecture]},
         **{"get_device_properties": properties(gpu), "is_bf16_supported": True, "can_device_access_peer": True},
         **{"current_stream": stream, "default_stream": stream, "is_current_stream_capturing": False},
@@ -142,6 +160,7 @@ def _cuda(gpu: Gpu, count: int) -> None:
     )
     for name, value in {**constants, **dict.fromkeys(ignored)}.items():
         setattr(cuda, name, _constant(value))
+    cuda.device_count = _counted
     cuda.get_rng_state = lambda *args: torch.zeros(16, dtype=torch.uint8)
     cuda.cudart = Nothing
     cuda.Stream, cuda.ExternalStream, cuda.Event, cuda.CUDAGraph = Stream, Stream, Event, Graph
@@ -165,16 +184,25 @@ def _memory_counters(gpu: Gpu) -> None:
         setattr(torch.cuda, name, _constant(value))
 
 
-def _private(count: int) -> None:
+def _private() -> None:
     private: Any = torch._C
-    private._cuda_getDeviceCount = _constant(count)
+    private._cuda_getDeviceCount = _counted
     for name in ("_cuda_getCurrentRawStream", "_cuda_getDevice", "_cuda_clearCublasWorkspaces"):
         setattr(private, name, _constant(0))
     private._cuda_getCompiledVersion = _constant(13000)
     private._cuda_isCurrentStreamCapturing = _constant(False)
 
 
-def _generators(count: int) -> None:
+class CudaGenerator:
+    """As FlashInfer reads it: 16 bytes of state, the seed and the offset."""
+
+    device = torch.device("cuda", 0)
+    get_state = staticmethod(lambda: torch.zeros(16, dtype=torch.uint8))
+    set_state = manual_seed = staticmethod(lambda value: None)
+    initial_seed = staticmethod(lambda: 0)
+
+
+def _generators() -> None:
     real = torch.Generator
 
     class IsGenerator(type):
@@ -185,25 +213,17 @@ def _generators(count: int) -> None:
         def __new__(cls, device: Any = "cpu") -> Any:
             return real("cpu")
 
-    class CudaGenerator:
-        """As FlashInfer reads it: 16 bytes of state, the seed and the offset."""
-
-        device = torch.device("cuda", 0)
-        get_state = staticmethod(lambda: torch.zeros(16, dtype=torch.uint8))
-        set_state = manual_seed = staticmethod(lambda value: None)
-        initial_seed = staticmethod(lambda: 0)
-
     torch.Generator = Generator  # type: ignore[misc]
-    torch.cuda.default_generators = tuple(CudaGenerator() for _ in range(count))  # type: ignore[assignment]
 
 
-def _elsewhere(count: int) -> None:
+def _elsewhere() -> None:
     module: Any = torch
     module.Stream, module.Event, module.version.cuda = Stream, Event, "13.0"
     module.backends.cuda.is_built = _constant(True)
     module.backends.cuda.preferred_blas_library = _constant(None)
     module.backends.cudnn.version = _constant(91300)
-    accelerator = {"is_available": True, "device_count": count, "current_device_index": 0, "synchronize": None}
+    module.accelerator.device_count = _counted
+    accelerator = {"is_available": True, "current_device_index": 0, "synchronize": None}
     for name, value in {**accelerator, "current_accelerator": torch.device("cuda")}.items():
         setattr(module.accelerator, name, _constant(value))
     real_module = module.get_device_module
@@ -228,14 +248,7 @@ extern "C" int cudaMalloc(char** address, size_t size) {
 }
 """
 _RUNTIME = (
-    *(
-        "cudaSetDevice",
-        "cudaDeviceSynchronize",
-        "cudaDeviceReset",
-        "cudaFree",
-        "cudaMemset",
-        "cudaMemcpy",
-    ),
+    *("cudaSetDevice", "cudaDeviceSynchronize", "cudaDeviceReset", "cudaFree", "cudaMemset", "cudaMemcpy"),
     *("cudaIpcGetMemHandle", "cudaIpcOpenMemHandle", "cudaIpcCloseMemHandle"),
 )
 

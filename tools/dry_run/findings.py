@@ -1,4 +1,4 @@
-"""What a dry run must not pass over in silence: SGLang catches errors and falls back, so raising is not enough."""
+"""Problems that a dry run must report: SGLang catches errors and falls back, so raising is not enough."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from tools.runtime_tracing import frames
 UNKNOWN_VALUE = "a value was read from a tensor without data"
 UNKNOWN_OUTPUT = "the shape of a kernel's output is not known"
 STAND_IN = "a stand-in for a package that is not installed was called"
-NOT_WRAPPED = "a kernel library could not be imported, so that its calls are not seen"
+NOT_WRAPPED = "a kernel library could not be imported, so its calls are not seen"
 CAUGHT = "an exception was caught in silence and is on no reviewed list"
 
-#: What was read through and found harmless, each with a reason: ``modules`` that SGLang can do without, ``places``
-#: (``file:function:exception``) that catch, ``stand_ins`` (the start of their path), and what is ``not_wrapped``.
+#: Found harmless by review, each with a reason: ``modules`` that SGLang can do without, ``places``
+#: (``file:function:exception``) that catch, ``stand_ins`` (the start of their path), modules that are ``not_wrapped``,
+#: and what is ``assumed``: conditions on weights (``file:function``) that hold for every checkpoint.
 _REVIEWED = Path(__file__).with_name("reviewed.json")
 REVIEWED: dict[str, dict[str, str]] = json.loads(_REVIEWED.read_text(encoding="utf-8"))
 
@@ -42,6 +43,12 @@ def here() -> str:
     """The innermost two frames of SGLang and the kernel libraries."""
     places = (frames.located(frame) for frame in frames.stack()[:2])
     return " < ".join(f"{place.file}:{place.line}:{place.function}" for place in places)
+
+
+def is_assumed() -> bool:
+    """Whether the innermost frame asks for a condition that every checkpoint meets."""
+    places = map(frames.located, frames.stack()[:1])
+    return any(f"{place.file}:{place.function}" in REVIEWED["assumed"] for place in places)
 
 
 def lines() -> list[str]:

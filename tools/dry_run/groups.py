@@ -14,7 +14,7 @@ import torch.distributed as dist
 from tools.dry_run import tensors
 
 _COMMUNICATORS = "sglang.srt.distributed.device_communicators"
-#: What asks whether the GPUs of a node reach each other: those of one HGX board do.
+#: Functions that ask whether the GPUs of a node reach each other: those of one HGX board do.
 _QUESTIONS = (
     *("can_use_custom_all_reduce_with_nvlink", "can_use_custom_all_reduce_v2", "is_full_nvlink"),
     *("gpu_p2p_access_check", "is_weak_contiguous"),

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from flashinfer_trace.format import files
-from tools.dry_run.release import FILES, Release, numbers
+from tools.dry_run.release import FILES, Release, numbers, read
 
 SCHEMAS = ".schemas.json"
 #: An operator's schema as PyTorch writes it, in the bytes of a library.
@@ -24,10 +24,10 @@ _SCHEMA = re.compile(
     rb"[a-z_A-Z0-9:]{3,80}\((?:[ -~\n]){0,3000}?\) ?-> ?"
     rb"(?:\((?:[^()\x00]|\([^()\x00]*\)){0,200}\)|[A-Za-z?\[\]!() ,]{3,100})"
 )
-#: What a wheel pins: a distribution, without its extras, and its version.
-_PINNED = re.compile(r"^Requires-Dist: ([A-Za-z0-9_.-]+)(?:\[[^]]*\])?==([^\s;,]+)", re.MULTILINE)
+#: A pin of a wheel: a distribution, without its extras, and its version.
+PINNED = re.compile(r"^Requires-Dist: ([A-Za-z0-9_.-]+)(?:\[[^]]*\])?==([^\s;,]+)", re.MULTILINE)
 _BLOCK, _LONGEST = 1 << 24, 4000
-#: What only compilers read, and is large.
+#: Large files that only compilers read.
 _UNUSED = (
     *("triton/backends/amd/lib", "triton/backends/nvidia/bin", "triton/backends/nvidia/lib"),
     *("flashinfer/data/cutlass", "flashinfer/data/cccl", "flashinfer/data/spdlog"),
@@ -36,6 +36,18 @@ _UNUSED = (
 
 class InstallError(RuntimeError):
     """A release cannot be installed. The message names what failed, and the fix."""
+
+
+def install_release(version: str) -> tuple[Release, bool]:
+    """Installs a release, or `newest`: that of the package index. Returns it, and whether it had to be installed.
+
+    Raises:
+        InstallError: pip could not fetch a package.
+    """
+    if not (FILES / f"{version}.json").exists():
+        version = propose(None if version == "newest" else version)
+    release = read(version)
+    return release, install(release, release.site)
 
 
 def install(release: Release, site: Path) -> bool:
@@ -55,7 +67,7 @@ def install(release: Release, site: Path) -> bool:
         _pip(["install", "--no-compile", "--target", str(partial), *wheels])
         schemas = _from_libraries(partial)
         for name, version in release.sources_only.items():
-            wheel = _download(f"{name}=={version}", Path(directory))
+            wheel = download(f"{name}=={version}", Path(directory))
             schemas |= _from_wheel(wheel, partial)
             wheel.unlink()
         for folder in _UNUSED:
@@ -79,7 +91,7 @@ def propose(version: str | None) -> str:
         InstallError: pip could not fetch it.
     """
     with tempfile.TemporaryDirectory() as directory:
-        wheel = _download(f"sglang=={version}" if version else "sglang", Path(directory))
+        wheel = download(f"sglang=={version}" if version else "sglang", Path(directory))
         found = wheel.name.split("-")[1]
         with zipfile.ZipFile(wheel) as archive:
             metadata = archive.read(f"sglang-{found}.dist-info/METADATA").decode()
@@ -87,7 +99,7 @@ def propose(version: str | None) -> str:
     if not path.exists():
         nearest = min(FILES.glob("*.json"), key=lambda one: _distance(one.stem, found))
         content = json.loads(nearest.read_text(encoding="utf-8"))
-        pins = {name.lower().replace("_", "-"): pin for name, pin in _PINNED.findall(metadata)} | {"sglang": found}
+        pins = {name.lower().replace("_", "-"): pin for name, pin in PINNED.findall(metadata)} | {"sglang": found}
         others = [json.loads(one.read_text(encoding="utf-8"))["distributions"] for one in FILES.glob("*.json")]
         wheels = {**content["distributions"], **{name: "" for one in others for name in one if name in pins}}
         content["distributions"] = {name: pins.get(name, pin) for name, pin in wheels.items()}
@@ -101,12 +113,12 @@ def propose(version: str | None) -> str:
 def _fitting(name: str, versions: Mapping[str, str], required: str) -> str:
     """The newest version of what a distribution requires, which refuses to be imported with another."""
     with tempfile.TemporaryDirectory() as directory:
-        wheel = _download(f"{name}=={versions[name]}", Path(directory))
+        wheel = download(f"{name}=={versions[name]}", Path(directory))
         with zipfile.ZipFile(wheel) as archive:
             metadata = archive.read(f"{name}-{versions[name]}.dist-info/METADATA").decode()
         bounds = re.search(rf"^Requires-Dist: ({required}[^;\n]*)", metadata, re.MULTILINE)
         wheel.unlink()
-        return _download(bounds[1].strip() if bounds else required, Path(directory)).name.split("-")[1]
+        return download(bounds[1].strip() if bounds else required, Path(directory)).name.split("-")[1]
 
 
 def _distance(one: str, other: str) -> tuple[int, ...]:
@@ -129,8 +141,9 @@ def _pip(arguments: list[str]) -> None:
         raise InstallError(f"pip {arguments[0]} failed: {' '.join(last)}; check the connection and the package index")
 
 
-def _download(requirement: str, folder: Path) -> Path:
-    _pip(["download", "--dest", str(folder), requirement])
+def download(requirement: str, folder: Path, *options: str) -> Path:
+    """The wheel of a requirement, fetched into `folder`, which has no other. Raises InstallError."""
+    _pip(["download", "--dest", str(folder), *options, requirement])
     return next(folder.glob("*.whl"))
 
 

@@ -293,7 +293,7 @@ def _compiled_class(name: str, cls: type) -> type:
 
 
 def _method(name: str, key: str) -> Any:
-    if key.startswith("__") or key in ("shape", "dtype"):  # it is no tensor
+    if key.startswith("__") or key in ("shape", "dtype"):  # it is not a tensor
         raise AttributeError(key)
     return CompiledFunction(f"{name}.{key}")
 

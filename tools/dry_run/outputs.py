@@ -1,4 +1,5 @@
-"""What kernels return, where it is more than the tensors that they are given. One entry for each: no other is guessed.
+"""Results of kernels, where they are more than the tensors that they are given. One entry for each: no other is
+guessed.
 
 Shapes are those of the kernels' own Python wrappers and C++ sources.
 """
@@ -179,13 +180,24 @@ def of_function(path: str, args: Sequence[Any]) -> Any:
 
 
 def communicated(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """What an operator returns that exchanges data with other ranks: PyTorch's fake group computes its shapes."""
+    """The result of an operator that exchanges data with other ranks: PyTorch's fake group computes its shapes."""
     plain = tree_map(lambda one: tensors.without_data(one.inner) if isinstance(one, tensors.DryTensor) else one, args)
     try:
         out = func(*plain, **kwargs)
     except NotImplementedError as error:  # the operator has no shape function: the run fails and names it
         raise findings.fail(findings.UNKNOWN_OUTPUT, f"{func}: {error}") from error
     tensors.launched(str(func))
+    gathered = _gathered(*args[:2]) if func._schema.name == "c10d::_allgather_base_" else None
     for one in tree_flatten(args)[0]:
         tensors.forget(one)
+    if gathered is not None:
+        args[0].inner.copy_(gathered)
     return tree_map(tensors.wrap, out)
+
+
+def _gathered(out: Any, own: Any) -> Any:
+    """Integers of all ranks, which have what this one has, such as the number of tokens; None for other values."""
+    dry = [one for one in (out, own) if isinstance(one, tensors.DryTensor) and tensors.is_known(one)]
+    if len(dry) < 2 or own.dtype.is_floating_point:
+        return None
+    return tensors.values(own).flatten().repeat(out.numel() // own.numel()).view(out.shape)

@@ -1,14 +1,10 @@
-"""What is run: a recorded run again, a model of the list, or any config.json."""
+"""The plan of a run: a recorded run again, a model of the list, or any config.json."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
-import sys
-import tempfile
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +12,19 @@ from flashinfer_trace import find_root
 from flashinfer_trace.dataset.coverage import plain_name
 from tools.dry_run.compare import changes, compare, report
 from tools.dry_run.device import GPUS
-from tools.dry_run.run import Plan
+from tools.dry_run.many import Outcome, run_many
 from tools.runtime_tracing import recording
-from tools.runtime_tracing.configurations import SET, ConfigurationError, listed, models, named
+from tools.runtime_tracing.configurations import (
+    SET,
+    Configuration,
+    ConfigurationError,
+    Model,
+    listed,
+    models,
+    named,
+)
 
+_RECORDS = find_root() / "traces" / "dry"
 PHASES = ("prefill", "decode", "extend")
 #: Files next to a config.json that SGLang reads before it builds a model.
 BESIDE = ("hf_quant_config.json", "generation_config.json", "quantize_config.json")
@@ -31,15 +36,13 @@ class PlanError(ValueError):
     """Nothing can be run. The message names what is wrong, and the fix."""
 
 
-def of_record(path: Path) -> tuple[Plan, str]:
+def of_record(path: Path) -> tuple[Configuration, str]:
     """The plan of a recorded run, and its release of SGLang."""
     document = recording.read(path).document
     phases = {call[0] for call in document["calls"]}
-    plan = Plan(
+    plan = Configuration(
         name=document["configuration"],
-        model=document["model"],
-        config=document["model_config"],
-        layers=tuple(document["layers"]),
+        model=Model(document["model"], document["model_config"], tuple(document["layers"])),
         server=document["server"],
         environment=document["environment"],
         prompts=tuple(document["prompts"]),
@@ -52,7 +55,7 @@ def of_record(path: Path) -> tuple[Plan, str]:
 
 def of_model(
     model: str, server: Mapping[str, Any], gpu: str, phases: tuple[str, ...], prompts: tuple[int, ...]
-) -> Plan:
+) -> Configuration:
     """The plan of a model of the list, or of a config.json.
 
     Raises:
@@ -62,25 +65,23 @@ def of_model(
     wanted = next((name for name in known if plain_name(name).startswith(plain_name(model))), model)
     if model in known or wanted in known:
         found = known.get(model) or known[wanted]
-        title, config, layers, beside = found.name, found.config, found.layers, list[Path]()
     elif model.endswith(".json"):
-        title = Path(model).resolve().parent.name
-        config, layers, beside = _of_file(Path(model))
+        found = _of_file(Path(model))
     else:
         raise PlanError(f"{model}: no model of this name; give a config.json, or one of {', '.join(known)}")
-    words = [title]
+    words = [found.name]
     words += [] if gpu == "sm90" else [gpu]
     words += [f"{key}_{value}" for key, value in server.items()]
     name = "".join(letter if letter.isalnum() or letter in "_.-" else "_" for letter in "-".join(words))[:120]
-    return Plan(name, title, config, layers, server, {}, prompts, phases, (), gpu, beside)
+    return Configuration(name, found, server, gpu=gpu, prompts=prompts, phases=phases)
 
 
-def renamed(plan: Plan, name: str | None, environment: Mapping[str, str]) -> Plan:
+def renamed(plan: Configuration, name: str | None, environment: Mapping[str, str]) -> Configuration:
     """The plan under another name, with environment variables."""
     return dataclasses.replace(plan, name=name or plan.name, environment=environment)
 
 
-def _of_file(path: Path) -> tuple[dict[str, Any], tuple[int, ...], list[Path]]:
+def _of_file(path: Path) -> Model:
     try:
         config: Any = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(config, dict) or not isinstance(config.get("architectures"), list):
@@ -89,7 +90,8 @@ def _of_file(path: Path) -> tuple[dict[str, Any], tuple[int, ...], list[Path]]:
         raise PlanError(f"{path}: not the config.json of a model: {error}") from None
     text = next((config[name] for name in _TEXT if isinstance(config.get(name), dict)), config)
     count = text.get("num_hidden_layers", 1)
-    return config, (1,) * int(count), [path.with_name(name) for name in BESIDE if path.with_name(name).exists()]
+    beside = [path.with_name(name).resolve() for name in BESIDE if path.with_name(name).exists()]
+    return Model(path.resolve().parent.name, config, (1,) * int(count), beside=beside)
 
 
 def recorded_runs() -> dict[str, Path]:
@@ -99,70 +101,54 @@ def recorded_runs() -> dict[str, Path]:
     return {path.relative_to(folder).with_suffix("").as_posix(): path for path in paths}
 
 
-def compare_all(names: Sequence[str]) -> int:
-    """Repeats recorded runs, one after the other; 1 if a difference is not explained.
+def compare_all(names: Sequence[str], jobs: int) -> int:
+    """Repeats recorded runs; 1 if a difference is not explained, or a run failed or was too large.
 
     Args:
         names: of recorded runs, or files; all recorded runs if there are none.
+        jobs: runs at a time.
 
     Raises:
         PlanError: a run does not exist.
     """
-    failed = 0
     known = recorded_runs()
     unknown = [name for name in names if name not in known and not name.endswith(".json")]
     if unknown:
         raise PlanError(f"no recorded run {', '.join(unknown)}; there are {', '.join(known)}")
     known |= {name: Path(name) for name in names if name.endswith(".json")}
-    for name in names or known:
-        with tempfile.TemporaryDirectory(prefix="dry-run-") as directory:
-            out = Path(directory, "record.json")
-            output = _in_process(["--repeat", str(known[name]), "--out", str(out)])
-            if not out.exists():
-                print(f"{name}: failed\n{output}", flush=True)
-                failed += 1
-                continue
-            comparison = compare(recording.read(known[name]), recording.read(out).calls)
-        print("\n".join(report(comparison)), flush=True)
-        failed += bool(comparison.unexplained)
+    failed = 0
+    for outcome in run_many({name: of_record(known[name]) for name in names or known}, jobs):
+        found = compare(recording.read(known[outcome.name]), outcome.record.calls) if outcome.record else None
+        print("\n".join([outcome.line, *(report(found) if found else [])]), flush=True)
+        failed += not outcome.fits or found is None or bool(found.unexplained)
     return int(failed > 0)
-
-
-def _in_process(arguments: Sequence[str], wanted: str = "") -> str:
-    """Runs one dry run in a process of its own, and returns the line with a text, or the end of its output."""
-    command = [sys.executable, "-m", "tools.dry_run", *arguments]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    lines = done.stdout.splitlines()
-    found = next((line for line in lines if wanted and wanted in line), None)
-    return found if found is not None else "\n".join(f"    {line[:500]}" for line in lines[-30:])
 
 
 def run_all(write: bool, version: str, jobs: int) -> int:
-    """Runs every run of the set, several at a time; 1 if one failed, or differs from its record.
+    """Runs every run of the set; 1 if one failed or was too large, or differs from its record.
 
     Args:
         write: replaces the records of traces/dry; otherwise they are compared with what a release calls.
+        jobs: runs at a time.
     """
-    folder = find_root() / "traces" / "dry"
-    with tempfile.TemporaryDirectory(prefix="dry-run-") as directory, ThreadPoolExecutor(jobs) as pool:
-        out = folder if write else Path(directory)
-        out.mkdir(exist_ok=True)
-
-        def one(name: str) -> tuple[str, str]:
-            path = out / f"{name}.json"
-            given = ["--configuration", name, "--release", version, "--out", str(path)]
-            return name, _in_process(given, "recorded after")
-
-        failed = 0
-        for name, output in pool.map(one, named("set")):
-            ran = "recorded after" in output
-            lines = [] if write or not ran else changes(*(recording.read(at / f"{name}.json") for at in (folder, out)))
-            print("\n".join([output if ran else f"{name}: failed\n{output}", *lines]), flush=True)
-            failed += bool(lines) or not ran
+    failed = 0
+    for outcome, lines in of_the_set(version, jobs):
+        if write and outcome.record:
+            (_RECORDS / f"{outcome.name}.json").write_bytes(outcome.content)
+            lines = []
+        print("\n".join([outcome.line, *lines]), flush=True)
+        failed += not outcome.fits or outcome.record is None or bool(lines)
     return int(failed > 0)
 
 
-def of_configuration(name: str) -> Plan:
+def of_the_set(version: str, jobs: int) -> Iterator[tuple[Outcome, list[str]]]:
+    """The outcome of every run of the set with a release, and its other calls than those of its record, a line each."""
+    for outcome in run_many({name: (of_configuration(name), version) for name in named("set")}, jobs):
+        path = _RECORDS / f"{outcome.name}.json"
+        yield outcome, changes(recording.read(path), outcome.record) if outcome.record and path.exists() else []
+
+
+def of_configuration(name: str) -> Configuration:
     """The plan of a listed run.
 
     Raises:
@@ -174,14 +160,4 @@ def of_configuration(name: str) -> Plan:
         raise PlanError(str(error)) from None
     if one.gpu not in GPUS:
         raise PlanError(f"{name}: for {one.gpu}; dry runs know {', '.join(GPUS)}")
-    return Plan(
-        name=name,
-        model=one.model.name,
-        config=one.model.config,
-        layers=one.model.layers,
-        server=one.server,
-        environment=one.environment,
-        prompts=one.prompts,
-        phases=one.phases,
-        gpu=one.gpu,
-    )
+    return one

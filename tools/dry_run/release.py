@@ -1,4 +1,4 @@
-"""What is special to a release of SGLang: ``releases/<version>.json``."""
+"""Specialties of a release of SGLang: ``releases/<version>.json``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One dry run in this process, which must be a fresh one: from a configuration to a record."""
+"""A dry run in this process, which is a fork of one that imported SGLang: from a plan to a record."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import importlib.metadata
 import json
 import os
 import sys
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,82 +19,95 @@ from tools.dry_run import install as installing
 from tools.dry_run.release import Release
 from tools.runtime_tracing import recording, serving, sglang_runner, speculation, stand_ins, timeline
 from tools.runtime_tracing.call_log import CallLog
+from tools.runtime_tracing.configurations import Configuration
 from tools.runtime_tracing.wrapping import Wrapping, torch_functions
 
 #: Folders, in a site, whose packages are found without their own name.
 _INNER = ("nvidia_cutlass_dsl/python_packages", "nvidia_cutlass_dsl/dsl_packages")
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A dry run to make.
-
-    Attributes:
-        name: of the configuration, and of the record.
-        model: the model's name.
-        config: the content of its config.json.
-        layers: for each decoder layer that runs, how many of the whole model are like it.
-        server: SGLang's server arguments that differ from `sglang_runner.SERVER`.
-        environment: environment variables that are set.
-        prompts: length of each prompt, in tokens.
-        phases: what is recorded.
-        stand_ins: kernels that the recorded run, which this one repeats, had replaced.
-        gpu: name in `device.GPUS`.
-        beside: other files of the model's folder, such as hf_quant_config.json.
-    """
-
-    name: str
-    model: str
-    config: Mapping[str, Any]
-    layers: tuple[int, ...]
-    server: Mapping[str, Any] = field(default_factory=dict)
-    environment: Mapping[str, str] = field(default_factory=dict)
-    prompts: tuple[int, ...] = (700, 512, 300, 256, 129, 64, 17, 1)
-    phases: tuple[str, ...] = ("prefill", "decode", "extend")
-    stand_ins: tuple[str, ...] = ()
-    gpu: str = "sm90"
-    beside: Sequence[Path] = ()
+def gpus(plan: Configuration) -> int:
+    """How many GPUs a replica of the model has."""
+    return max(int(plan.server.get("tp_size", 1)), 1) * max(int(plan.server.get("pp_size", 1)), 1)
 
 
 @dataclass
-class _Run:
-    plan: Plan
+class Process:
+    """A process for dry runs. `begin` imports SGLang; each plan is resolved and run in a fork after that.
+
+    Attributes:
+        release: of SGLang.
+        log: what was called.
+        launched: phase -> number of a call of a PyTorch function that would launch something.
+        problems: what could not be wrapped.
+    """
+
     release: Release
     log: CallLog = field(default_factory=CallLog)
-    #: Phase -> number of a call of a PyTorch function that would launch something.
     launched: dict[str, dict[int, timeline.Launch]] = field(default_factory=dict)
-    resolved: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    _wrapping: Wrapping | None = None
+
+    def begin(self, plan: Configuration, folder: Path) -> None:
+        """Makes the GPU of a plan and everything around it, and imports SGLang and its kernels.
+
+        Args:
+            folder: for what SGLang keeps, and commands that it calls.
+        """
+        # SGLang's tuning results for a GPU that is not there are of this process only.
+        os.environ["SGLANG_CACHE_DIR"] = str(folder)
+        os.environ.update({**sglang_runner.ENVIRONMENT, **_environment(plan, self.release), **plan.environment})
+        site = self.release.site
+        sys.path[1:1] = [str(site), *(str(site / inner) for inner in _INNER)]
+        self._wrapping = _fake(self, plan, folder)
+
+    def resolve(self, plan: Configuration, folder: Path) -> Any:
+        """The server arguments of a plan, completed by SGLang, which also sets environment variables.
+
+        Args:
+            folder: for the files of the model, and for what SGLang keeps.
+
+        Raises: whatever SGLang raises, with its own message.
+        """
+        from tools.dry_run import device
+
+        os.environ["SGLANG_CACHE_DIR"] = str(folder)
+        device.set_count(gpus(plan))
+        model = folder / "model"
+        model.mkdir()
+        (model / "config.json").write_text(json.dumps(dict(plan.model.config)), encoding="utf-8")
+        for path in plan.model.beside:
+            (model / path.name).write_bytes(path.read_bytes())
+        return serving.server_arguments(str(model), sglang_runner.SERVER, plan.server)
+
+    def import_models(self) -> None:
+        """Imports what every run imports after `resolve`: the steps of serving, and the models."""
+        serving.bench()
+        importlib.import_module("sglang.srt.models.registry")
+
+    def run(self, plan: Configuration, server: Any) -> tuple[dict[str, Any], list[recording.RecordedCall]]:
+        """Runs a plan; what describes the run, and its calls in order.
+
+        Args:
+            server: its arguments, see `resolve`.
+
+        Raises: whatever SGLang raises, with its own message.
+        """
+        assert self._wrapping is not None
+        from tools.dry_run.device import GPUS
+
+        resolved, versions = sglang_runner.resolved(server), sglang_runner.versions(GPUS[plan.gpu].name)
+        about = plan.about(gpus(plan), resolved, versions)
+        batch = _batch(self, plan, server)
+        self._wrapping.rewire()
+        _steps(self, plan, batch)
+        phases = {call.phase: call.phase for call in self.log.calls}
+        launches = {phase: list(found.values()) for phase, found in self.launched.items()}
+        calls = recording.recorded_calls(self.log, phases, launches)
+        return about, [dataclasses.replace(call, launches=()) for call in calls if call.kernel]
 
 
-def run(plan: Plan, release: Release) -> tuple[dict[str, Any], list[recording.RecordedCall]]:
-    """Runs a plan; what describes the run, and its calls in order.
-
-    Raises: whatever SGLang raises, with its own message.
-    """
-    with tempfile.TemporaryDirectory(prefix="dry-run-") as folder:
-        # What SGLang tunes and keeps on a GPU that is not there is of this run only.
-        os.environ["SGLANG_CACHE_DIR"] = folder
-        return _run(_Run(plan, release), Path(folder, "model"))
-
-
-def _run(one: _Run, folder: Path) -> tuple[dict[str, Any], list[recording.RecordedCall]]:
-    plan, release = one.plan, one.release
-    os.environ.update({**sglang_runner.ENVIRONMENT, **_environment(plan, release), **plan.environment})
-    site = str(release.site)
-    sys.path[1:1] = [site, *(str(release.site / inner) for inner in _INNER)]
-    folder.mkdir()
-    wrapping = _fake(one, folder)
-    batch = _batch(one, folder)
-    wrapping.rewire()
-    _steps(one, batch)
-    phases = {call.phase: call.phase for call in one.log.calls}
-    launches = {phase: list(found.values()) for phase, found in one.launched.items()}
-    calls = recording.recorded_calls(one.log, phases, launches)
-    return _about(one), [dataclasses.replace(call, launches=()) for call in calls if call.kernel]
-
-
-def _environment(plan: Plan, release: Release) -> dict[str, str]:
+def _environment(plan: Configuration, release: Release) -> dict[str, str]:
     from tools.dry_run.device import GPUS
 
     major, minor = GPUS[plan.gpu].capability
@@ -107,12 +119,12 @@ def _environment(plan: Plan, release: Release) -> dict[str, str]:
     }
 
 
-def _fake(one: _Run, folder: Path) -> Wrapping:
+def _fake(one: Process, plan: Configuration, folder: Path) -> Wrapping:
     """Makes the GPU and everything around it, and imports SGLang; returns what wraps its kernels."""
     from tools.dry_run import caught, device, groups, kernels, packages, tensors
 
-    site, gpu = one.release.site, device.GPUS[one.plan.gpu]
-    device.install(gpu, max(int(one.plan.server.get("tp_size", 1)), 1), site)
+    site, gpu = one.release.site, device.GPUS[plan.gpu]
+    device.install(gpu, site)
     device.install_command(gpu, folder)
     tensors.launched, tensors.other_operator = _launch_noted(one), kernels.of_operator
     served = packages.install(site, one.release.required)
@@ -133,7 +145,7 @@ def _fake(one: _Run, folder: Path) -> Wrapping:
     if "tilelang" in served:
         kernels.install_tilelang(stand_ins.StandInModule("tilelang", packages.NotedStandIn), logged)
     importlib.import_module("sglang")
-    if one.plan.stand_ins:
+    if plan.stand_ins:
         stand_ins.flash_attention_3()
     kernels.install_modules(wrapping.compiled_module)
     sglang_runner._wrap(wrapping)
@@ -147,7 +159,7 @@ def _fake(one: _Run, folder: Path) -> Wrapping:
     return wrapping
 
 
-def _launch_noted(one: _Run) -> Callable[[str], None]:
+def _launch_noted(one: Process) -> Callable[[str], None]:
     """A function that notes that the innermost open call would launch something."""
 
     def note(operator: str) -> None:
@@ -160,22 +172,17 @@ def _launch_noted(one: _Run) -> Callable[[str], None]:
     return note
 
 
-def _batch(one: _Run, folder: Path) -> serving.Batch:
-    (folder / "config.json").write_text(json.dumps(dict(one.plan.config)), encoding="utf-8")
-    for path in one.plan.beside:
-        (folder / path.name).write_bytes(path.read_bytes())
-    server = serving.server_arguments(str(folder), sglang_runner.SERVER, one.plan.server)
-    one.resolved = sglang_runner.resolved(server)
-    graphs = serving.graph_runner()
-    graphs.capture = _in_phase(graphs.capture, one, "capture")
+def _batch(one: Process, plan: Configuration, server: Any) -> serving.Batch:
+    for graphs in serving.graph_runners():
+        graphs.capture = _in_phase(graphs.capture, one, "capture")
     if speculation.algorithm(server) is None:
-        return serving.Batch(serving.model_runner(server), one.plan.prompts)
-    batch = speculation.Speculation(server, one.plan.prompts)
+        return serving.Batch(serving.model_runner(server), plan.prompts)
+    batch = speculation.Speculation(server, plan.prompts)
     batch.verifying(lambda function: _in_phase(function, one, "verify"))
     return batch
 
 
-def _in_phase(function: Callable[..., Any], one: _Run, phase: str) -> Callable[..., Any]:
+def _in_phase(function: Callable[..., Any], one: Process, phase: str) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         outer, one.log.phase = one.log.phase, phase
         try:
@@ -187,33 +194,9 @@ def _in_phase(function: Callable[..., Any], one: _Run, phase: str) -> Callable[.
     return call
 
 
-def _steps(one: _Run, batch: serving.Batch) -> None:
+def _steps(one: Process, plan: Configuration, batch: serving.Batch) -> None:
     """Warms up as on a GPU, and then runs each phase from the cache that it needs."""
     batch.prefill()
-    for phase, prepare, step in batch.phases(one.plan.phases):
+    for phase, prepare, step in batch.phases(plan.phases):
         prepare()
         _in_phase(step, one, phase)()
-
-
-def _about(one: _Run) -> dict[str, Any]:
-    """Every field of schema/runtime_trace.schema.json but the tables and the calls."""
-    from tools.dry_run.device import GPUS
-
-    plan = one.plan
-    versions = {}
-    for name in sglang_runner.DISTRIBUTIONS:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
-    return {
-        "configuration": plan.name,
-        "model": plan.model,
-        "model_config": dict(plan.config),
-        "layers": list(plan.layers),
-        "server": dict(plan.server),
-        "environment": dict(plan.environment),
-        "prompts": list(plan.prompts),
-        "gpus": max(int(plan.server.get("tp_size", 1)), 1),
-        "stand_ins": list(plan.stand_ins),
-        "resolved": one.resolved,
-        "versions": {**versions, "gpu": GPUS[plan.gpu].name},
-    }

@@ -1,7 +1,7 @@
 """Tensors that are CUDA tensors by name: inside, a CPU tensor while values are known, and one without data otherwise.
 
 Known are small tensors, above all of integers: lengths, indices, page tables. Weights, activations and caches hold no
-data. What nobody wrote, and what a kernel wrote, is marked in known tensors: reading it is an error (`findings`), as is
+data. Elements that nothing or a kernel wrote are marked in known tensors: reading it is an error (`findings`), as is
 reading a tensor without data. Nothing here knows SGLang.
 """
 
@@ -20,7 +20,7 @@ from tools.dry_run import findings
 #: Elements up to which a new tensor holds values.
 KNOWN_INTEGERS, KNOWN_FLOATS = 1 << 24, 1 << 16
 CUDA = torch.device("cuda", 0)
-#: What marks unknown integers of a type, and the magnitude from which a value is taken to come of such a mark.
+#: Marks of unknown integers of a type, and the magnitude from which a value is taken to come of such a mark.
 MARKS = {torch.int16: 0x5A5A, torch.int32: 0x5A5A5A5A, torch.int64: 0x5A5A5A5A5A5A}
 _FROM = {torch.int16: 0x5000, torch.int32: 1 << 30, torch.int64: 1 << 40}
 #: Operators that make tensors; those that are made like another one; those whose values nobody wrote.
@@ -42,22 +42,20 @@ _BY_VALUE = {
 _HOST = {"record_stream", "set_", "resize_", "lift_fresh", "is_same_size", "detach_", "_local_scalar_dense"}
 #: Operators that move values, and marks with them; others may make of a mark what looks like a value.
 _MOVING = (
+    *("clone", "copy_", "index", "select", "slice", "cat", "stack", "gather", "where", "expand", "repeat", "view"),
     *(
-        "clone",
-        "copy_",
-        "index",
-        "select",
-        "slice",
-        "cat",
-        "stack",
-        "gather",
-        "where",
-        "expand",
-        "repeat",
-        "view",
         "as_",
+        "permute",
+        "transpose",
+        "unsqueeze",
+        "squeeze",
+        "reshape",
+        "flip",
+        "roll",
+        "fill_",
+        "zero_",
+        "masked_fill",
     ),
-    *("permute", "transpose", "unsqueeze", "squeeze", "reshape", "flip", "roll", "fill_", "zero_", "masked_fill"),
     *(
         "scatter",
         "unbind",
@@ -280,6 +278,8 @@ def _aten(func: Any, base: str, args: Any, kwargs: dict[str, Any]) -> Any:
     if base in _FACTORIES:
         return _made(func, base, args, kwargs, asked)
     if base in ("_local_scalar_dense", "item"):
+        if dry and not is_known(args[0]) and findings.is_assumed():
+            return True
         return values(args[0]).item() if dry else func(*args, **kwargs)
     if base in ("_pin_memory", "pin_memory"):
         return args[0]

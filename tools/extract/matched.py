@@ -18,7 +18,7 @@ from tools.runtime_tracing.matching import Evidence, Standing
 from tools.runtime_tracing.recording import RecordedCall, Recording
 from tools.trace.calls import TORCH, TracedCall, in_model, traced
 
-#: What a phase counts as.
+#: Phase -> the mode that it counts as.
 MODES = {"prefill": "prefill", "extend": "prefill", "verify": "prefill", "decode": "decode", "capture": "decode"}
 
 
@@ -68,7 +68,7 @@ class Row:
 
 
 class Dataset:
-    """What the dataset has: by any kernel of a family, and by kernels that ran."""
+    """The Definitions of the dataset: by any kernel of a family, and by kernels that ran."""
 
     def __init__(self, root: Path, definitions: Iterable[Definition]) -> None:
         self.naming = load_naming(root)

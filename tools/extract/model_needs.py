@@ -27,7 +27,7 @@ from tools.runtime_tracing.recording import Recording
 from tools.trace.calls import TORCH, keys_of, traced
 from tools.trace.records import committed, of_release
 
-#: What the dataset says of the calls of an op that no Definition describes.
+#: Why no Definition describes the calls of an op.
 REASONS = {False: "no family covers it", True: "its Definitions have other sizes or settings"}
 
 #: Fields of a configuration that no parallel size divides.

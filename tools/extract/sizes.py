@@ -38,7 +38,7 @@ def new_sizes(
     """
     found: dict[str, dict[str, int]] = {}
     fits: dict[str, int] = {}
-    # What differs between Definitions of a family besides sizes, such as an epsilon, is in their references.
+    # References hold the differences between Definitions of a family besides sizes, such as an epsilon.
     templates = {(one.reference.count("\n"), _fixed(one)): one for one in reversed(siblings)}
     for template in templates.values():
         for axes in _candidates(call, template, window):
@@ -100,7 +100,8 @@ def _candidates(call: RecordedCall, template: Definition, window: int | None) ->
     ordered = sorted(given, key=lambda one: one[0] == "float32")
     codes = next((one.dtype for one in inputs if one.dtype.startswith("float8")), None)
     named = {name: int(value) for name, value in settings(call.arguments).items() if name in names and value.isdigit()}
-    named |= {name: int(value) for name, value in settings_of_attention(call, window).items() if name in names}
+    of_attention = settings_of_attention(call.arguments, window)
+    named |= {name: int(value) for name, value in of_attention.items() if name in names}
     seen: set[tuple[tuple[str, int], ...]] = set()
     for bound in itertools.islice(_assigned(inputs, ordered, set(names), named, codes), MOST_WAYS):
         known = {name: value for name, value in bound.items() if name in names}

@@ -12,7 +12,7 @@ from tools.follow.resolve import callers_of_ops, public_names
 from tools.follow.signatures import python_files
 from tools.follow.stacks import Stack
 
-#: What FlashInfer decorates its public functions with.
+#: The decorator of FlashInfer's public functions.
 _API = re.compile(r"(?:\w+\.)*flashinfer_api\b")
 #: Packages whose public kernels are the functions that they export.
 _EXPORTING = ("deep_gemm", "flash_mla", "sgl_kernel")

@@ -35,7 +35,7 @@ class Roots:
 
 @dataclass(frozen=True)
 class Found:
-    """What a dotted path names: the module that defines it and the statement there; none if it names a module."""
+    """The target of a dotted path: the module that defines it and the statement there; none if it names a module."""
 
     module: str
     node: ast.stmt | None

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from rich.console import Console
-
-from tools.fetch_sources import LIBRARIES, PINS, Pin, fetch_pins, read_manifest, read_pins
+from flashinfer_trace.format.files import write_text
+from tools.dry_run.install import PINNED, download
 from tools.follow.resolve import Roots
-from tools.source_archives import DISTRIBUTIONS, FetchError
+from tools.source_archives import FetchError, unpack
 
-#: Distributions whose sources are read, and whose versions the command line can choose.
-READ = ("sglang", "sglang-kernel", "flashinfer-python", "sgl-deep-gemm", "sgl-flash-mla")
+#: Distributions whose sources are read, and whose versions the command line can choose -> the packages in their wheels,
+#: the first of which each wheel has. A package of two wheels is that of the later distribution.
+PACKAGES = {
+    "sglang": ("sglang",),
+    "sglang-kernel": ("sgl_kernel", "deep_gemm", "triton_kernels"),
+    "flashinfer-python": ("flashinfer",),
+    "sgl-deep-gemm": ("deep_gemm",),
+    "sgl-flash-mla": ("flash_mla",),
+}
+READ = tuple(PACKAGES)
+#: The sources are only read, so one fixed platform works on every machine and the result does not depend on it.
+_WHEELS = (
+    "--python-version=3.12",
+    *(f"--platform=manylinux_2_{minor}_x86_64" for minor in (39, 35, 34, 31, 28, 27, 24, 17)),
+    "--platform=manylinux2014_x86_64",
+)
 
 
 @dataclass(frozen=True)
@@ -37,45 +52,45 @@ class Stack:
         return sorted(self.owners)
 
 
-def bring_stack(versions: Mapping[str, str], root: Path, console: Console | None = None, fetch: bool = True) -> Stack:
+def bring_stack(versions: Mapping[str, str], root: Path, fetch: bool = True) -> Stack:
     """The stack with these versions (distribution -> version), from what `root` has of it; the rest is fetched.
 
     Versions that are missing are those that the metadata of sglang pins. With `fetch` false, a library that is missing
-    raises FetchError, as what cannot be fetched does.
+    raises FetchError; InstallError is raised for what pip cannot fetch.
     """
     chosen = {name: versions[name] for name in READ if name in versions}
     if not {"sglang-kernel", "flashinfer-python"} <= set(chosen):
-        entry, _ = _library("sglang", chosen["sglang"], root, console, fetch, requires=True)
-        required = {name: version for name, version in entry["requires"].values() if name in READ}
-        chosen = required | chosen
-    owners: dict[str, str] = {}
+        metadata = (_library("sglang", chosen["sglang"], root, fetch, "METADATA") / "METADATA").read_text("utf-8")
+        required = "\n".join(line for line in metadata.splitlines() if "extra ==" not in line)
+        pins = {name.lower().replace("_", "-"): pin for name, pin in PINNED.findall(required)}
+        chosen = {name: version for name, version in (pins | chosen).items() if name in READ}
+        for name in {"sglang-kernel", "flashinfer-python"} - set(chosen):
+            raise FetchError(f"sglang {chosen['sglang']} pins no version of {name}: choose one with --{name}")
     places: dict[str, Path] = {}
+    owners: dict[str, str] = {}
     for name in READ:
         if name in chosen:
-            entry, directory = _library(name, chosen[name], root, console, fetch)
-            for package in (LIBRARIES[DISTRIBUTIONS[name]], *entry.get("bundled", {})):
-                owners[package] = name
-                places[package] = directory
+            directory = _library(name, chosen[name], root, fetch)
+            for package in PACKAGES[name]:
+                if (directory / package).is_dir():
+                    owners[package], places[package] = name, directory
     return Stack({name: chosen[name] for name in READ if name in chosen}, owners, Roots(places))
 
 
-def _library(
-    distribution: str, version: str, root: Path, console: Console | None, fetch: bool, requires: bool = False
-) -> tuple[dict[str, Any], Path]:
-    """The manifest entry of a library, and the directory that has its packages."""
-    library = DISTRIBUTIONS[distribution]
+def _library(distribution: str, version: str, root: Path, fetch: bool, needed: str = "") -> Path:
+    """The directory that has a distribution's packages: complete or absent, made under another name, then renamed."""
     own = root / ".sources-stacks" / f"{distribution}-{version}"
-    for directory in (own, *sorted(root.glob(".sources*"))):
-        entry = read_manifest(directory).get(library, {})
-        known = (entry.get("distribution"), entry.get("version")) == (distribution, version)
-        if known and (not requires or isinstance(entry.get("requires"), dict)):
-            return entry, directory
+    if (own / needed).exists():
+        return own
     if not fetch:
         raise FetchError(f"{own}: no sources of {distribution} {version}; omit --offline to fetch them")
     own.parent.mkdir(exist_ok=True)
-    _, releases = read_pins(PINS)
-    hashed = {(pin.distribution, pin.version): pin for release in releases.values() for pin in release}
-    pin = Pin(library, distribution, version)
-    # Only without a hash does the manifest say what sglang requires.
-    fetch_pins(own, [pin if requires else hashed.get((distribution, version), pin)], console, [library])
-    return read_manifest(own)[library], own
+    print(f"follow: fetches {distribution} {version}", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory(prefix=f".partial-{own.name}-", dir=own.parent) as directory:
+        wheel = download(f"{distribution}=={version}", Path(directory), *_WHEELS)
+        partial = Path(directory, "sources")
+        partial.mkdir()
+        write_text(partial / "METADATA", unpack(wheel, PACKAGES[distribution], partial))
+        shutil.rmtree(own, ignore_errors=True)
+        partial.rename(own)
+    return own

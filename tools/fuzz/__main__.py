@@ -37,7 +37,9 @@ PATIENCE = 60.0
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.fuzz", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--files", type=int, default=FILES, metavar="N", help="Definitions, references [%(default)s]")
     parser.add_argument("--others", type=int, metavar="N", help=f"other files [{OTHERS}, or a tenth of --files]")
     parser.add_argument("--group", choices=KINDS, help="only the files of this group")

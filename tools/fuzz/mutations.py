@@ -263,5 +263,5 @@ def oddly_named(source: random.Random, path: Path) -> None:
         stream.write(content if source.random() < 0.7 else b"{")
 
 
-#: What can stand in the place of a file.
+#: Changes that replace a file by something else.
 ON_DISK: Sequence[Callable[[random.Random, Path], None]] = (linked, fifo, directory, missing, oddly_named)

@@ -26,7 +26,7 @@ from tools.fuzz.mutations import ON_DISK, hostile_json, hostile_python, sealed
 from tools.fuzz.sandbox import EVERY, KINDS, Command, Kind, Sandbox
 from tools.shared.limited_pool import limit_memory
 
-#: What one command may take for one file: seconds of a processor, and memory beyond what the process had at the start.
+#: Limits of one command for one file: seconds of a processor, and memory beyond what the process had at the start.
 SECONDS = 5.0
 MEGABYTES = 500
 #: One file in so many is a link, a FIFO, a directory, missing, or has a name that is hard to print.
@@ -37,12 +37,7 @@ LONGEST_LINE = 5000
 
 @dataclass(frozen=True)
 class Case:
-    """One hostile file.
-
-    Attributes:
-        group: "definitions" or "others".
-        seed, number: which one of the group.
-    """
+    """One hostile file."""
 
     group: str
     seed: int
@@ -89,12 +84,7 @@ def peak() -> int:
 
 
 def start_worker(directory: str, limited: bool = True) -> None:
-    """Prepares this process: a dataset of its own, everything imported and run once, then the limit of memory.
-
-    Args:
-        directory: where the dataset is made; whoever starts the process removes it.
-        limited: whether to limit memory.
-    """
+    """Prepares this process: a dataset of its own, everything imported and run once, then the limit of memory."""
     global _sandbox, _baseline
     warnings.simplefilter("ignore")  # Python warns of odd syntax when it compiles a hostile reference
     os.environ["COLUMNS"] = "200"
@@ -181,11 +171,7 @@ def judge(command: Command, sandbox: Sandbox, path: Path, outcome: Outcome) -> N
 
 
 def run_command(command: Command, sandbox: Sandbox, path: Path) -> tuple[int, str]:
-    """Exit status and output of a command in this process.
-
-    Raises:
-        Exception: what the command does not handle.
-    """
+    """Exit status and output of a command in this process."""
     arguments = sandbox.arguments(command, path)
     if command[0] == "cli":
         from flashinfer_trace.cli import main
@@ -195,7 +181,7 @@ def run_command(command: Command, sandbox: Sandbox, path: Path) -> tuple[int, st
             raise result.exception
         return result.exit_code, result.output
     content = io.BytesIO()
-    # As Python opens them in a UTF-8 locale: what is no text cannot be printed, but can be part of an error.
+    # As Python opens them in a UTF-8 locale: bytes that are not text cannot be printed, but can be part of an error.
     told = io.TextIOWrapper(content, encoding="utf-8", write_through=True)
     errors = io.TextIOWrapper(content, encoding="utf-8", errors="backslashreplace", write_through=True)
     with contextlib.redirect_stdout(told), contextlib.redirect_stderr(errors):

@@ -107,11 +107,7 @@ KINDS: dict[str, Sequence[Kind]] = {
 
 
 class Sandbox:
-    """The dataset below a temporary directory. `restore` undoes whatever was done to it.
-
-    Attributes:
-        root: the dataset root.
-    """
+    """The dataset below a temporary directory. `restore` undoes whatever was done to it."""
 
     def __init__(self, directory: Path) -> None:
         self.root = directory / "dataset"

@@ -43,7 +43,9 @@ FIX = "run `python -m tools.mutate`"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.mutate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("families", nargs="*", metavar="FAMILY", help="families to measure [all]")
     parser.add_argument("--processes", type=int, default=default_processes(), help="how many at once [%(default)s]")
     parser.add_argument("--cluster", metavar="ADDRESS", help="judge on a Ray cluster instead: auto, local or HOST:PORT")
@@ -116,7 +118,7 @@ def wrong_reasons(
     found: list[Any], summaries: dict[str, Any], equivalents: list[Reason], kept: list[Reason]
 ) -> list[str]:
     """Reasons that no mutant has, and reasons to keep survivors that are none."""
-    lines = [f"{EQUIVALENTS.name}: {content} is no mutant; remove it" for content in unmatched(equivalents, found)]
+    lines = [f"{EQUIVALENTS.name}: {content} is not a mutant; remove it" for content in unmatched(equivalents, found)]
     explained = {content for entry in kept for content in entry.mutants}
     surviving = {survivor["content"] for summary in summaries.values() for survivor in summary["survivors"]}
     return lines + [f"{KEPT.name}: {content} does not survive; remove it" for content in sorted(explained - surviving)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import track
 
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family
@@ -69,12 +69,8 @@ def run_campaign(families: Mapping[str, Family], equivalents: Sequence[Reason], 
 def judge_missing(found: Sequence[Mutant], stores: Mapping[str, Store], judging: Judging) -> int:
     """Judges what the stores do not know, and writes each verdict down at once; returns how many that were."""
     missing = [m for m in found if source_key(m.source) not in stores[m.family].known]
-    with progress() as bar:
-        task = bar.add_task("mutants", total=len(missing))
-        for number, verdict in judging([(m.family, m.source, "") for m in missing]):
-            mutant = missing[number]
-            stores[mutant.family].add(source_key(mutant.source), verdict)
-            bar.update(task, advance=1, description=mutant.family)
+    for number, verdict in shown(judging, [(m.family, m.source, "") for m in missing], "mutants"):
+        stores[missing[number].family].add(source_key(missing[number].source), verdict)
     return len(missing)
 
 
@@ -107,16 +103,13 @@ def failed_checks(
             else:
                 lines[mutant.id] = known.detail
     tasks = [(mutant.family, mutant.source, check) for mutant, check in waiting]
-    with progress() as bar:
-        task = bar.add_task("equivalents", total=len(tasks))
-        for number, line in judging(tasks):
-            mutant, check = waiting[number]
-            if isinstance(line, Ended):  # not remembered: the machine may have been busy
-                lines[mutant.id] = line.detail
-                continue
-            stores[mutant.family].add(check_key(mutant, check), Verdict("differs" if line else "", 0, line))
-            lines[mutant.id] = line
-            bar.update(task, advance=1, description=mutant.family)
+    for number, line in shown(judging, tasks, "equivalents"):
+        mutant, check = waiting[number]
+        if isinstance(line, Ended):  # not remembered: the machine may have been busy
+            lines[mutant.id] = line.detail
+            continue
+        stores[mutant.family].add(check_key(mutant, check), Verdict("differs" if line else "", 0, line))
+        lines[mutant.id] = line
     contents = {mutant.id: mutant.content for own in found.values() for mutant in own}
     return [f"{name} ({contents[name]}) is called equivalent: {line}" for name, line in lines.items() if line]
 
@@ -125,8 +118,8 @@ def check_key(mutant: Mutant, check: str) -> str:
     return f"{source_key(mutant.source)} {check}"
 
 
-def progress() -> Progress:
-    """A bar on a terminal, nothing elsewhere."""
+def shown(judging: Judging, tasks: Sequence[tuple[str, str, str]], what: str) -> Iterator[tuple[int, Any]]:
+    """The verdicts of `judging`, with a bar on a terminal."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+    quiet = not console.is_terminal
+    yield from track(judging(tasks), what, total=len(tasks), console=console, disable=quiet, transient=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from flashinfer_trace import definitions
 from flashinfer_trace.families import all_families, family_of
 from flashinfer_trace.format.definition import Definition
-from flashinfer_trace.harness.case import CaseResult, reference_outputs, shared_case
+from flashinfer_trace.harness.case import CaseResult, SharedCase, shared_case
 from flashinfer_trace.harness.family import Family
 from flashinfer_trace.harness.plans import input_bytes
 from flashinfer_trace.harness.twins import has_real_size, real_cases
@@ -75,9 +76,18 @@ def known_families() -> dict[str, Family]:
     return {family.name: family for family in all_families()}
 
 
+@functools.cache
+def _members() -> Mapping[str, list[Definition]]:
+    """The Definitions of each family, by its name."""
+    found: dict[str, list[Definition]] = {}
+    for definition in definitions():
+        found.setdefault(family_of(definition).name, []).append(definition)
+    return found
+
+
 def representative(family: Family) -> Definition:
     """The largest Definition that has a case at its own sizes; where none does, the smallest."""
-    own = [definition for definition in definitions(op_type=family.op_type) if family_of(definition) is family]
+    own = _members().get(family.name, [])
     sizes = {definition.name: (input_bytes(definition), definition.name) for definition in own}
     affordable = [definition for definition in own if has_real_size(definition)]
     if affordable:
@@ -86,16 +96,7 @@ def representative(family: Family) -> Definition:
 
 
 def bench_of(family: Family, definition: Definition, more: bool = False) -> Bench:
-    """Draws the cases as `verify` does, the cheap ones first.
-
-    Args:
-        family: the record.
-        definition: its representative.
-        more: the further cases for equivalents, instead of those that judge.
-
-    Raises:
-        ValueError: the unchanged reference does not pass: there is nothing to measure.
-    """
+    """Draws the cases as `verify` does, the cheap ones first."""
     if more:
         cases = drawn(family, definition, MORE_EXAMPLES, MORE_SEED)
     else:
@@ -108,14 +109,15 @@ def bench_of(family: Family, definition: Definition, more: bool = False) -> Benc
 
 def drawn(family: Family, definition: Definition, examples: int, seed: int) -> list[Case]:
     """The cases of the small twin that `verify` runs: corners, which are the same for every seed, then drawn ones."""
-    results: list[CaseResult] = []
-    report = verify(Job(definition, family), examples=examples, seed=seed, on_case=results.append)
+    cases: list[Case] = []
+
+    def keep(shared: SharedCase, result: CaseResult) -> None:
+        cases.append(Case("twin", shared.seed, shared.axes, shared.inputs, shared.expected, shared.actual))
+
+    report = verify(Job(definition, family), examples=examples, seed=seed, on_case=keep)
     if report.status != "passed":
         raise ValueError(f"{definition.name}: the reference itself does not pass: {report.message}")
-    if seed == MORE_SEED:
-        results = results[report.corners :]
-    twin = at_size(definition, family, "twin")  # one, so that its reference is compiled once
-    return [make_case(family, twin, "twin", result) for result in results]
+    return cases[report.corners :] if seed == MORE_SEED else cases
 
 
 def real(family: Family, definition: Definition) -> list[Case]:
@@ -128,9 +130,3 @@ def real(family: Family, definition: Definition) -> list[Case]:
             raise ValueError(f"{definition.name}: the reference itself does not pass: {case.failures[0]}")
         cases.append(Case("real", seed, case.axes, case.inputs, case.expected, case.actual))
     return cases
-
-
-def make_case(family: Family, definition: Definition, size: str, result: CaseResult) -> Case:
-    inputs = family.inputs(definition, result.plan, result.seed, "cpu")
-    expected = family.expected(definition, inputs)
-    return Case(size, result.seed, result.axes, inputs, expected, reference_outputs(definition, inputs, result.seed))

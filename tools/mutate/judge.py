@@ -1,4 +1,4 @@
-"""What the ordinary harness says of one mutant: rejected, and by what, or not."""
+"""The verdict of the ordinary harness on one mutant: rejected, and by what, or not."""
 
 from __future__ import annotations
 

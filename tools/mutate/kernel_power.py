@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from tools.mutate.results import read_powers
+from tools.shared.markdown import table
 
-#: What ``pytest -m gpu_harness tests/test_mutants.py --record-power DIR`` wrote; committed.
+#: Written by ``pytest -m gpu_harness tests/test_mutants.py --record-power DIR``; committed.
 RECORDS = Path(__file__).with_name("power")
 
 HEADER = """
@@ -49,13 +50,7 @@ def load_power(directory: Path = RECORDS) -> list[dict[str, Any]]:
 def render_power(
     records: Iterable[Mapping[str, Any]], unseen: Mapping[str, Mapping[str, str]], kernels: Iterable[tuple[str, str]]
 ) -> str:
-    """The section of the document.
-
-    Args:
-        records: of kernels.
-        unseen: family -> fault -> the declared reason why it is not rejected.
-        kernels: family and label of each kernel that ought to have a record.
-    """
+    """The section of the document."""
     records, without = list(records), set(kernels)
     complete = len(without)
     without -= {(record["family"], record["kernel"]) for record in records}
@@ -76,13 +71,12 @@ def render_power(
         lines += ["", "These have no record yet:", ""]
         lines += [f"- `{family}`: `{kernel}`" for family, kernel in sorted(without)]
     lines.append("")
-    lines += ["| Family | " + " | ".join(COLUMNS.values()) + " |", "|---|" + "---:|" * len(COLUMNS)]
-    for family, faults in sorted(families.items()):
-        lines.append(f"| `{family}` | " + " | ".join(cell(faults.get(fault, [])) for fault in COLUMNS) + " |")
-    lines += ["", "| Family | Fault of its own | Cases |", "|---|---|---:|"]
-    for family, faults in sorted(families.items()):
-        own = sorted(faults.keys() - COLUMNS.keys())
-        lines += [f"| `{family}` | {fault} | {cell(faults[fault])} |" for fault in own]
+    every = sorted(families.items())
+    rows = [[f"`{family}`", *(cell(faults.get(fault, [])) for fault in COLUMNS)] for family, faults in every]
+    lines += table(["Family", *COLUMNS.values()], rows, "l" + "r" * len(COLUMNS))
+    own = [(family, faults, fault) for family, faults in every for fault in sorted(faults.keys() - COLUMNS.keys())]
+    rows = [[f"`{family}`", fault, cell(faults[fault])] for family, faults, fault in own]
+    lines += ["", *table(["Family", "Fault of its own", "Cases"], rows, "llr")]
     return "\n".join([*lines, *not_rejected(names, unseen), ""])
 
 

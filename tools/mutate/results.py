@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,44 +26,48 @@ def read_summaries(path: Path) -> dict[str, Any]:
         MutateDataError: the file is unusable, or has another form.
     """
     fix = "run `python -m tools.mutate`, or restore it from version control"
-    summaries = _loaded(path, fix)
-    for family, summary in summaries.items():
-        problem = _misfit(summary, SUMMARY)
-        if problem is None and not all(type(count) is int for count in summary["counts"].values()):
-            problem = "counts: must be integers"
-        problem = problem or next(filter(None, (_misfit(one, SURVIVOR) for one in summary["survivors"])), None)
-        if problem is not None:
-            raise MutateDataError(f"{path}: {family[:80]}: {problem}; {fix}")
-    return summaries
+    return read_checked(path, fix, lambda found: next(filter(None, map(_wrong_summary, found.items())), None))
+
+
+def _wrong_summary(item: tuple[str, Any]) -> str | None:
+    family, summary = item
+    problem = misfit(summary, SUMMARY)
+    if problem is None and not all(type(count) is int for count in summary["counts"].values()):
+        problem = "counts: must be integers"
+    problem = problem or next(filter(None, (misfit(one, SURVIVOR) for one in summary["survivors"])), None)
+    return problem and f"{family[:80]}: {problem}"
 
 
 def read_powers(directory: Path) -> list[dict[str, Any]]:
-    """The records of the faulty kernels in a directory, file by file in the order of their names.
+    """The records of the faulty kernels in a directory, in the order of their names; see `read_checked`."""
+    fix = "record it again (docs/harness_power.md says how), or restore it from version control"
+    records = [read_checked(path, fix, _wrong_power) for path in sorted(directory.glob("*.json"))]
+    return [{**record, "kernel": current_label(record["kernel"])} for record in records]
+
+
+def _wrong_power(record: Any) -> str | None:
+    problem = misfit(record, POWER)
+    if problem is None and not all(map(_is_power, record["faults"].values())):
+        problem = "faults: each must have 'applied', an integer, and 'cases', an integer or null"
+    return problem
+
+
+def read_checked(path: Path, fix: str, wrong: Callable[[dict[str, Any]], str | None]) -> dict[str, Any]:
+    """The JSON object in a file.
 
     Raises:
-        MutateDataError: a file is unusable, or has another form.
+        MutateDataError: it cannot be read, or `wrong` says what is.
     """
-    fix = "record it again (docs/harness_power.md says how), or restore it from version control"
-    records = []
-    for path in sorted(directory.glob("*.json")):
-        record = _loaded(path, fix)
-        problem = _misfit(record, POWER)
-        if problem is None and not all(map(_is_power, record["faults"].values())):
-            problem = "faults: each must have 'applied', an integer, and 'cases', an integer or null"
-        if problem is not None:
-            raise MutateDataError(f"{path}: {problem}; {fix}")
-        records.append({**record, "kernel": current_label(record["kernel"])})
-    return records
-
-
-def _loaded(path: Path, fix: str) -> dict[str, Any]:
     try:
-        return load_object(path, TRACES)
+        found = load_object(path, TRACES)
     except JsonSourceError as error:
         raise MutateDataError(f"{path}: {error}; {fix}") from error
+    if problem := wrong(found):
+        raise MutateDataError(f"{path}: {problem}; {fix}")
+    return found
 
 
-def _misfit(value: Any, fields: Mapping[str, type]) -> str | None:
+def misfit(value: Any, fields: Mapping[str, type]) -> str | None:
     """The error in an object that must have these fields; None if it is right."""
     if not isinstance(value, dict):
         return f"must be an object with {', '.join(fields)}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -25,14 +24,6 @@ CACHE = ".mutate"
 #: memory beyond a worker's own. On an idle machine it takes a few seconds; a busy one must not decide a verdict.
 SECONDS = 180
 GIBIBYTES = 6
-
-
-class Limits:
-    """Seconds for one mutant (the first of a family in a process also waits for its cases), and bytes."""
-
-    def __init__(self, seconds: float = SECONDS, gibibytes: float = GIBIBYTES) -> None:
-        self.seconds = seconds
-        self.bytes = int(gibibytes * 2**30)
 
 
 class Store:
@@ -66,36 +57,19 @@ def source_key(source: str) -> str:
 
 
 def code_digest(family: Family, definition: Definition) -> str:
-    """Hash of what a verdict depends on but the mutant: the contract, the harness, the family's modules, the judge."""
-    package = package_directory()
-    files = [*(package / "harness").glob("*.py"), *family_modules(package / "families", family.op_type)]
+    """Hash of what a verdict depends on but the mutant: the contract, the harness, the family's record, the judge."""
+    from flashinfer_trace.harness import binding  # imports torch, which a worker sets up first
+
+    files = [*Path(binding.__file__).parent.glob("*.py")]
     files += [Path(__file__).with_name(name) for name in ("cases.py", "judge.py")]
-    total = hashlib.sha256(json.dumps(definition.to_dict(), sort_keys=True).encode())
+    record = binding.Closure(family, family.twin, family.plan, family.checks, family.faults)
+    total = hashlib.sha256(json.dumps([definition.to_dict(), record.sha256], sort_keys=True).encode())
     for path in sorted(files, key=lambda path: (path.parent.name, path.name)):
         total.update(f"{path.parent.name}/{path.name}\0".encode() + path.read_bytes())
     return total.hexdigest()
 
 
-def package_directory() -> Path:
-    import flashinfer_trace
-
-    return Path(flashinfer_trace.__file__).parent
-
-
-def family_modules(families: Path, op_type: str) -> set[Path]:
-    """The modules of an op_type, and those of other op_types that they import."""
-    found: set[Path] = set()
-    queue = [op_type]
-    while queue:
-        name = queue.pop()
-        own = {*families.glob(f"{name}.py"), *families.glob(f"{name}/*.py")} - found
-        found |= own
-        for path in own:
-            queue += re.findall(r"flashinfer_trace\.families\.(\w+)", path.read_text(encoding="utf-8"))
-    return found
-
-
-def start_worker(limits: Limits) -> None:
+def start_worker(gibibytes: float) -> None:
     """Runs once in each process, before torch is imported there."""
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
@@ -104,7 +78,7 @@ def start_worker(limits: Limits) -> None:
     import warnings
 
     warnings.simplefilter("ignore")  # what a mutant warns of is not this project's warning
-    limit_memory(limits.bytes)
+    limit_memory(int(gibibytes * 2**30))
 
 
 @lru_cache(maxsize=4)
@@ -137,7 +111,8 @@ def judge_all(
     tasks: Sequence[tuple[str, str, str]],
     *,
     processes: int = 2,
-    limits: Limits | None = None,
+    seconds: float = SECONDS,
+    gibibytes: float = GIBIBYTES,
     load: Callable[[str, bool], Any] = load_bench,
 ) -> Iterator[tuple[int, Any]]:
     """Judges (family, source, check) triples; yields (number of the task, verdict) in their order.
@@ -146,17 +121,16 @@ def judge_all(
         tasks: those of one family one after another: a process keeps the cases of few families. With a check, one of
             `equivalence.CHECKS`, the outcome is the line of `equivalence.first_difference` instead, or an `Ended`.
         processes: how many at once.
-        limits: of each process.
+        seconds, gibibytes: limits of each process.
         load: (family, more) -> its bench, called in the process.
     """
-    limits = limits or Limits()
     found = outcomes(
         work,
         [(load, *task) for task in tasks],
         processes=processes,
-        seconds=limits.seconds,
+        seconds=seconds,
         start=start_worker,
-        started_with=[limits],
+        started_with=[gibibytes],
     )
     for number, (outcome, task) in enumerate(zip(found, tasks, strict=True)):
         judged = not task[2]

@@ -11,8 +11,9 @@ from typing import Any
 from tools.mutate.judge import Verdict
 from tools.mutate.mutants import Mutant
 from tools.mutate.reasons import Reason, reason_of
+from tools.shared.markdown import table
 
-#: What the last whole run found; committed. The document and the sample in CI come from it.
+#: Results of the last whole run; committed. The document and the sample in CI come from it.
 RESULTS = Path(__file__).with_name("results.json")
 
 #: Least share of the mutants that are not equivalent that the harness must reject.
@@ -28,12 +29,12 @@ Each embedded reference is changed in one place, and judged by the cases that `f
 for its Definition alone: a *mutant*. Operators swap arithmetic and comparisons, shift indices and slices, change
 constants, dimensions, dtypes and functions, drop calls, arguments and statements, exchange arguments, and let a sum
 cover only a part of its dimension. Others keep every shape and dtype: a factor is off by 1.6 %, an intermediate result
-keeps three bits of its mantissa, rows or columns are shifted, the last row or column is not written, a mask reaches one
-too far, the other one of two choices is taken (`tools/mutate/`). One Definition represents each family, at the sizes of
+keeps three bits of its mantissa, rows or columns are shifted, or the last one is not written. A mask reaches one too
+far, or the other one of two choices is taken (`tools/mutate/`). One Definition represents each family, at the sizes of
 its small twin and, where that takes about a second, at its own: one case as served, and the family's first three
-corners. The references of prefill attend in blocks of queries to save memory; a twin's blocks are small, so that
-requests are split as those of a run on a GPU are. Where one command verifies several Definitions that share a twin, the
-cases of the twin, and the corners at real size, are run for one of them.
+corners. The references of prefill attend in blocks of queries to save memory; a twin's blocks are small, so requests
+are split as those of a run on a GPU are. Where one command verifies several Definitions that share a twin, the cases of
+the twin, and the corners at real size, are run for one of them.
 
 *Equivalent* mutants compute the same: each has a written reason (`tools/mutate/equivalents.json`), and every run checks
 that it answers as the reference does, in all cases that judge and in further ones of another seed: with the same bits,
@@ -113,12 +114,13 @@ TITLES = ("Compared", "Raised", "Wrong size", "Time", "Crashed", "Equivalent", "
 
 def render(families: Mapping[str, Any], kept: Sequence[Reason]) -> str:
     """The document but for its last part, which `kernel_power` writes."""
-    lines = [HEADER, "| Family | Real size | Mutants | " + " | ".join(TITLES) + " | Score | Answering |"]
-    lines.append("|---|---|" + "---:|" * (len(TITLES) + 3))
-    for name, summary in sorted(families.items()):
-        real = f"`{summary['definition']}`" if summary["real_size"] else "too large"
-        lines.append(row(f"`{name}`", real, summary))
-    lines += [row("**all**", "", overall(families)), "", "## Survivors", ""]
+    rows = [
+        row(f"`{name}`", f"`{summary['definition']}`" if summary["real_size"] else "too large", summary)
+        for name, summary in sorted(families.items())
+    ]
+    headings = ["Family", "Real size", "Mutants", *TITLES, "Score", "Answering"]
+    lines = [HEADER, *table(headings, [*rows, row("**all**", "", overall(families))], "ll" + "r" * (len(TITLES) + 3))]
+    lines += ["", "## Survivors", ""]
     explained = {content: entry.reason for entry in kept for content in entry.mutants}
     groups: dict[str, dict[str, list[str]]] = {}
     for _, summary in sorted(families.items()):
@@ -133,7 +135,7 @@ def render(families: Mapping[str, Any], kept: Sequence[Reason]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def row(name: str, real: str, summary: Mapping[str, Any]) -> str:
+def row(name: str, real: str, summary: Mapping[str, Any]) -> list[str]:
     figures = [str(summary["counts"].get(column, 0)) for column in COLUMNS]
-    scores = f"{score(summary):.2%} | {score(summary, answering=True):.2%}"
-    return f"| {name} | {real} | {summary['mutants']} | {' | '.join(figures)} | {scores} |"
+    scores = [f"{score(summary, answering):.2%}" for answering in (False, True)]
+    return [name, real, str(summary["mutants"]), *figures, *scores]

@@ -10,13 +10,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace.format.json_source import JsonSourceError, load_object
-from tools.mutate.results import MutateDataError
+from tools.mutate.results import misfit, read_checked
 
-#: What the last run took that judged every mutant on one machine; committed.
+#: Times of the last run that judged every mutant on one machine; committed.
 TIMES = Path(__file__).with_name("times.json")
 
-FIGURES = ("seconds", "processor_seconds", "processes", "processors", "mutants")
+FIGURES = {"seconds": int, "processor_seconds": int, "processes": int, "processors": int, "mutants": int, "date": str}
 
 
 class Stopwatch:
@@ -26,12 +25,7 @@ class Stopwatch:
         self._clock, self._processors = time.monotonic(), _processor_seconds()
 
     def figures(self, processes: int, mutants: int) -> dict[str, Any]:
-        """The time spent so far, including processes that have ended.
-
-        Args:
-            processes: how many judged at once.
-            mutants: how many were judged.
-        """
+        """The time spent so far, including processes that have ended."""
         return {
             "seconds": round(time.monotonic() - self._clock),
             "processor_seconds": round(_processor_seconds() - self._processors),
@@ -42,31 +36,14 @@ class Stopwatch:
         }
 
 
-def read_times(path: Path = TIMES) -> Mapping[str, Any] | None:
-    """The figures of the last whole run; None if none is recorded.
-
-    Raises:
-        MutateDataError: the file is unusable, or lacks a figure.
-    """
-    if not path.exists():
-        return None
-    fix = "remove it, or restore it from version control"
-    try:
-        found = load_object(path)
-    except JsonSourceError as error:
-        raise MutateDataError(f"{path}: {error}; {fix}") from error
-    wrong = next((name for name in FIGURES if type(found.get(name)) is not int), None)
-    if wrong is None and not isinstance(found.get("date"), str):
-        wrong = "date"
-    if wrong is not None:
-        raise MutateDataError(f"{path}: {wrong}: is missing or of another kind; {fix}")
-    return found
+def read_times(path: Path = TIMES) -> Mapping[str, Any]:
+    """The figures of the last whole run."""
+    fix = "run `python -m tools.mutate`, or restore it from version control"
+    return read_checked(path, fix, lambda found: misfit(found, FIGURES))
 
 
-def render_times(times: Mapping[str, Any] | None) -> str:
-    """The section of the document; nothing if no run is recorded."""
-    if times is None:
-        return ""
+def render_times(times: Mapping[str, Any]) -> str:
+    """The section of the document."""
     return (
         f"\n## Time\n\nThe last run that judged every mutant on one machine ({times['date']}) took "
         f"{times['seconds'] / 60:.1f} minutes for {times['mutants']} mutants and {times['processor_seconds'] / 60:.0f} "

@@ -5,8 +5,8 @@ python -m tools.rejudge --base REV [FAMILY ...]
 The code of REV and that of this checkout judge each family at its small sizes: its reference, and for each kernel one
 that answers as the reference does, mutants of its outputs, and faulty kernels. Where every verdict and every figure is
 equal bit for bit, schema/equivalent_code.json gets the old digests and the new ones, and validation takes runs with the
-old ones. Code that all families share counts as equivalent only when all were judged. What calls a kernel runs on a GPU
-alone: where it changed, the runs of that kernel stay stale.
+old ones. Code that all families share counts as equivalent only when all were judged. The call of a kernel runs on a
+GPU alone: where it changed, the runs of that kernel stay stale.
 """
 
 from __future__ import annotations
@@ -71,11 +71,7 @@ def _judging(at: Path, file: Path, families: Sequence[str]) -> subprocess.Popen[
 
 
 def compare(before: Transcript, after: Transcript, everything: bool) -> tuple[dict[str, str], list[str]]:
-    """The old digests with the new ones that are equivalent, and a line for each kernel whose runs stay stale.
-
-    Args:
-        everything: whether all families were judged.
-    """
+    """The old digests with the new ones that are equivalent, and a line for each kernel whose runs stay stale."""
     equivalent, shared, lines = dict[str, str](), dict[str, str](), list[str]()
     for family, old in before.items():
         new = after.get(family, {"said": {}, "code": {}})

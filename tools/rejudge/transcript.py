@@ -1,4 +1,4 @@
-"""What the code of one checkout says of references, kernels, mutants and faulty kernels: every verdict, every figure.
+"""Verdicts of one checkout on references, kernels, mutants and faulty kernels: every verdict, every figure.
 
 `__main__` calls `main` of this file by its path, to judge with the package of any checkout on PYTHONPATH. This file
 imports nothing of tools/, which that checkout may lack.
@@ -47,7 +47,7 @@ def writes_inputs(definition: Any, inputs: Any, outputs: Any) -> Any:
     found = reference_outputs(definition, {name: keep(value) for name, value in inputs.items()}, 0)
     for value in inputs.values():
         if isinstance(value, torch.Tensor) and value.numel():
-            value.view(-1)[:1].view(torch.uint8).bitwise_xor_(1)
+            value[(0,) * value.ndim].view(1).view(torch.uint8).bitwise_xor_(1)  # also where rows lie apart
             break
     return found
 

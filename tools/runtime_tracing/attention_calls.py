@@ -1,8 +1,9 @@
-"""What recorded arguments of attention say, apart from sizes: the cap, the window, sinks, and what is not read."""
+"""Facts in recorded arguments of attention, apart from sizes: the cap, the window, sinks, and unread inputs."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Mapping, Sequence
 
@@ -21,7 +22,17 @@ _WINDOW_LEFT = re.compile(r"\bwindow_(?:left: |size: \()(-?\d+)")
 _WINDOWED = re.compile(r"\bwindow_kv_offset_ptr: ")
 _SINKS = re.compile(r"\bsink_ptr: |\bsinks?: ")
 _SINKS_16 = re.compile(r"\bsinks: bfloat16\[")
+#: Tensors of FlashAttention's absorbed form of latent attention -> inputs of its Definitions, in their order.
+_ABSORBED = {"qv": "q_nope", "q": "q_pe", "v_cache": "ckv_cache", "k_cache": "kpe_cache"}
 _NOTHING_CACHED = re.compile(r"\bkv_indices: int\d+\[0\]")
+
+
+@functools.cache
+def in_order(arguments: str) -> str:
+    """The tensors of absorbed latent attention as Definitions name and order them; other arguments as they are."""
+    found = {name: re.search(rf"\b{name}: (\w+\[[\d,]+\])", arguments) for name in _ABSORBED}
+    texts = [f"{_ABSORBED[name]}: {tensor[1]}" for name, tensor in found.items() if tensor]
+    return ", ".join(texts) if len(texts) == len(_ABSORBED) else arguments
 
 
 def takes_parts(call: RecordedCall) -> bool:
@@ -36,18 +47,23 @@ def merges_parts(call: RecordedCall) -> bool:
 
 def same_attention(call: RecordedCall, definition: Definition, window: int | None) -> bool:
     """Whether a call has the cap, the window and the sinks of a Definition; `window` is that of the run's model."""
-    const = {name: axis.value for name, axis in definition.axes.items()}
-    chosen = {} if merges_parts(call) else settings_of_attention(call, window)
-    if any((const.get(name) or 0) != value for name, value in chosen.items()):
+    chosen = {} if merges_parts(call) else settings_of_attention(call.arguments, window)
+    if any((definition.const_axes.get(name) or 0) != value for name, value in chosen.items()):
         return False
-    return takes_parts(call) or bool(_SINKS.search(call.arguments)) == ("sinks" in definition.inputs)
+    return takes_parts(call) or _has_sinks(call.arguments) == ("sinks" in definition.inputs)
 
 
-def settings_of_attention(call: RecordedCall, window: int | None) -> dict[str, float]:
-    """The cap of the logits and the window of a call, by the names of their axes; 0 for none."""
-    cap, left = _CAP.search(call.arguments), _WINDOW_LEFT.search(call.arguments)
+@functools.cache
+def _has_sinks(arguments: str) -> bool:
+    return bool(_SINKS.search(arguments))
+
+
+@functools.cache
+def settings_of_attention(arguments: str, window: int | None) -> Mapping[str, float]:
+    """The cap of the logits and the window among recorded arguments, by the names of their axes; 0 for none."""
+    cap, left = _CAP.search(arguments), _WINDOW_LEFT.search(arguments)
     own = int(left[1]) + 1 if left else 0
-    if _WINDOWED.search(call.arguments):
+    if _WINDOWED.search(arguments):
         own = window or -1
     return {"logits_soft_cap": float(cap[1] if cap else 0), "window_size": own}
 

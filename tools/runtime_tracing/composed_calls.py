@@ -14,13 +14,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flashinfer_trace import Definition
+from tools.runtime_tracing.expert_calls import sum_of_rows
 from tools.runtime_tracing.frames import Frame
-from tools.runtime_tracing.recording import RecordedCall
+from tools.runtime_tracing.recording import COMPOSED, RecordedCall
 
-#: The library of such a call, which recordings do not have.
-COMPOSED = "sglang"
 _ARGUMENT = re.compile(r"(\w+): (\((?:[^()]|\([^()]*\))*\)|\w+\[[\d,]*\]|[^,]+)(?:, |$)")
 _NAMED_TENSOR = re.compile(r"\b(\w+): [a-z]+\d\w*\[([\d,]*)\]")
+_FIRST_TWO = re.compile(r"\[(\d+),(\d+),")
 _SIZES = re.compile(r"\w+\[(\d+),(\d+)\]$")
 _EXPERTS = "torch.ops.sglang.inplace_fused_experts"
 _FUSED_MOE = "sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe.moe_sum_reduce_torch_compile"
@@ -29,8 +29,9 @@ _FACTOR = re.compile(r"at::native::vectorized_elementwise_kernel<\d+, at::native
 _LAYERNORM = "sglang.srt.layers.layernorm"
 _SAMPLER = "sglang.srt.layers.sampler"
 _TOPK = "sglang.srt.layers.moe.topk"
-#: What both ways of sampling begin with: top-k by rank, then top-p by the sum of the probabilities before a token.
+#: The beginning of both ways of sampling: top-k by rank, then top-p by the sum of the probabilities before a token.
 _FILTERS = "sort cumsum arange ge __setitem__ sub gt __setitem__"
+_ROTATED = {"q": (0, "0"), "k": (1, "0"), "cos": (2, "0"), "sin": (3, "0")}
 _FILTERED = {"probs": (0, "0"), "top_k": (3, "1"), "top_p": (6, "1")}
 
 #: A step, by its number, and the name of one of its arguments.
@@ -46,6 +47,7 @@ class Pattern:
         steps: the last part of each kernel's name, one for each kind of arguments that a line passes.
         inputs, settings: name -> the argument of a step that it is. An output may be among the inputs, for its sizes.
         helpers: functions that it calls, which take steps.
+        exchanged: inputs whose first two axes Definitions have in the other order.
         conditions: regular expressions that the arguments of steps must match from their beginning.
         module, function: where its code is, if `path` does not say so.
     """
@@ -56,6 +58,7 @@ class Pattern:
     settings: Mapping[str, Place] = field(default_factory=dict)
     helpers: tuple[str, ...] = ()
     conditions: Mapping[int, str] = field(default_factory=dict)
+    exchanged: tuple[str, ...] = ()
     module: str = ""
     function: str = ""
 
@@ -85,10 +88,19 @@ PATTERNS = (
         helpers=("mean_batch_invariant", "mean_dim"),
         function="RMSNorm.forward_native",
     ),
+    # 0.5.23 calls it without an axis of sequences, tokens before heads.
     Pattern(
         "sglang.srt.layers.rotary_embedding.utils.apply_rotary_pos_emb_native",
         "float float float float mul neg cat mul add mul neg cat mul add to to",
-        {"q": (0, "0"), "k": (1, "0"), "cos": (2, "0"), "sin": (3, "0")},
+        _ROTATED,
+        helpers=("apply_rotary_pos_emb_native_eager", "rotate_half"),
+        conditions={2: r"0: \w+\[\d+,1,\d+\]"},
+        exchanged=("q", "k"),
+    ),
+    Pattern(
+        "sglang.srt.layers.rotary_embedding.utils.apply_rotary_pos_emb_native",
+        "float float float float mul neg cat mul add mul neg cat mul add to to",
+        _ROTATED,
         helpers=("rotate_half",),
     ),
     # One group of experts, and no renormalization.
@@ -127,12 +139,24 @@ PATTERNS = (
         ),
         conditions={0: r".*USE_PROVIDED_INDX: False.*APPLY_SOFTMAX: True$"},
     ),
+    # Its successor. The division of the sorted rows into blocks follows it and is not part of it.
+    Pattern(
+        "triton_kernels.topk.topk",
+        "_topk_forward zeros _sum_bitmatrix_rows _bitmatrix_metadata_compute_stage1 _bitmatrix_metadata_compute_stage2",
+        {"routing_logits": (0, "X"), "positions": (4, "NonzeroIndx")},
+        helpers=(
+            *("topk_forward", "TopK.forward", "SparseMatrix.__post_init__", "make_bitmatrix_metadata"),
+            "sum_bitmatrix_rows",
+        ),
+        conditions={0: r".*USE_PROVIDED_INDX: False.*APPLY_SOFTMAX: True$"},
+    ),
     Pattern(
         "torch.softmax",
         "div_ softmax __setitem__",
         {"logits": (0, "0"), "temperature": (0, "1")},
         module=_SAMPLER,
         function="Sampler.forward",
+        helpers=("softmax",),
         conditions={1: r"0: float32\[\d+,\d+\], dim: -1$"},
     ),
 )
@@ -150,7 +174,7 @@ def composed(calls: Iterable[RecordedCall], patterns: Sequence[Pattern] = PATTER
     for at, call in enumerate(every):
         found = _function_of(call, by_code) if call.launches or not measured else None
         if found is None:
-            kept.append((at, sum_of_experts(call) or call))
+            kept.append((at, sum_of_experts(call) or sum_of_rows(call) or call))
         else:
             code, outer = found
             groups[call.phase, code, outer].append((at, call))
@@ -194,13 +218,13 @@ def same_inputs(call: RecordedCall, definition: Definition) -> bool:
 def _function_of(
     call: RecordedCall, by_code: Mapping[tuple[str, str], Sequence[Pattern]]
 ) -> tuple[tuple[str, str], tuple[Frame, ...]] | None:
-    """The function of which a call is a step, and the frames from which it was called."""
-    for index, frame in enumerate(call.stack):
+    """The function of which a call is a step, the outermost if there are several, and the frames that called it."""
+    for index, frame in reversed([*enumerate(call.stack)]):
         code = (frame.file, frame.function)
         if code in by_code:
             inner = {one.function for one in call.stack[:index]} - {frame.function}
-            fits = any(inner <= {*pattern.helpers} for pattern in by_code[code])
-            return (code, call.stack[index + 1 :]) if fits else None
+            if any(inner <= {*pattern.helpers} for pattern in by_code[code]):
+                return code, call.stack[index + 1 :]
     return None
 
 
@@ -215,6 +239,8 @@ def _call(pattern: Pattern, outer: tuple[Frame, ...], steps: Sequence[RecordedCa
     values = {name: given[index].get(argument) for name, (index, argument) in places.items()}
     if None in values.values():
         return None
+    for name in pattern.exchanged:
+        values[name] = _FIRST_TWO.sub(r"[\2,\1,", values[name] or "")
     return RecordedCall(
         phase=steps[0].phase,
         library=COMPOSED,

@@ -5,7 +5,7 @@ They list models with few layers and, for each configuration, the settings of th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -36,12 +36,14 @@ class Model:
         config: the content of its ``config.json``: real sizes, few layers.
         layers: for each layer that is run, how many layers of the whole model are like it.
         published: the architecture that the model's publisher names, if SGLang is given another one.
+        beside: other files of its folder, such as ``hf_quant_config.json``.
     """
 
     name: str
     config: Mapping[str, Any]
     layers: tuple[int, ...]
     published: str = ""
+    beside: Sequence[Path] = ()
 
     @property
     def architecture(self) -> str:
@@ -83,9 +85,25 @@ class Configuration:
 
     @property
     def quantization(self) -> str:
-        """What the weights are stored in: of the server arguments, or of the model; "none" for 16 bits."""
+        """The format of the weights: of the server arguments, or of the model; "none" for 16 bits."""
         config = self.model.config.get("quantization_config") or {}
         return str(self.server.get("quantization") or config.get("quant_method") or "none")
+
+    def about(self, gpus: int, resolved: Mapping[str, Any], versions: Mapping[str, str]) -> dict[str, Any]:
+        """The description of a run: every field of schema/runtime_trace.schema.json but the tables and the calls."""
+        return {
+            "configuration": self.name,
+            "model": self.model.name,
+            "model_config": dict(self.model.config),
+            "layers": list(self.model.layers),
+            "server": dict(self.server),
+            "environment": dict(self.environment),
+            "prompts": list(self.prompts),
+            "gpus": gpus,
+            "stand_ins": list(self.stand_ins),
+            "resolved": dict(resolved),
+            "versions": dict(versions),
+        }
 
 
 def models(path: Path = PATH) -> dict[str, Model]:

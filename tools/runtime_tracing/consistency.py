@@ -1,4 +1,5 @@
-"""What a recorded run says twice: settings, versions, counts and times must agree with each other and with the list.
+"""Facts that a recorded run says twice: settings, versions, counts and times must agree with each other and with the
+list.
 
 A recording is measured, so it cannot be computed again. Its digest (`recording.read`) shows that it was edited;
 these rules refuse one whose digest was written again.
@@ -98,7 +99,7 @@ def _versions(versions: Mapping[str, str], root: Path) -> Iterator[str]:
 def _call(call: RecordedCall) -> Iterator[str]:
     """The contradictions in the figures of one call. Launches that no call was seen to make have no kernel."""
     if not call.kernel.startswith(PATHS.get(call.library, "")):
-        yield f"{call.kernel} is no function of {call.library}"
+        yield f"{call.kernel} is not a function of {call.library}"
     by_name: dict[str, list[RecordedLaunch]] = defaultdict(list)
     for one in call.launches:
         by_name[one.cuda_kernel].append(one)

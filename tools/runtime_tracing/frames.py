@@ -34,7 +34,7 @@ class Frame(NamedTuple):
 
 
 class RawFrame(NamedTuple):
-    """What a running frame costs least to remember: its code, the offset of the instruction, and its line."""
+    """The cheapest record of a running frame: its code, the offset of the instruction, and its line."""
 
     code: CodeType
     offset: int

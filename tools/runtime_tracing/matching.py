@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import itertools
 import math
 import re
 from collections import defaultdict
@@ -12,11 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from flashinfer_trace import Definition, TensorSpec
 from flashinfer_trace.kernels import launched_by, paths_of
-from tools.runtime_tracing.attention_calls import SETTING_AXES, merges_parts, read_inputs, same_attention
-from tools.runtime_tracing.composed_calls import COMPOSED, same_inputs
+from flashinfer_trace.kernels.names import CALLED
+from tools.runtime_tracing.attention_calls import SETTING_AXES, in_order, merges_parts, read_inputs, same_attention
+from tools.runtime_tracing.composed_calls import same_inputs
 from tools.runtime_tracing.expert_calls import same_experts, sums_rows
-from tools.runtime_tracing.recording import PREPARING, RecordedCall
-from tools.runtime_tracing.recurrent_calls import has_settings, sizes_of
+from tools.runtime_tracing.recording import COMPOSED, PREPARING, RecordedCall
+from tools.runtime_tracing.recurrent_calls import PLACES, has_settings, sizes_of
 
 #: PyTorch functions that compute a plain matrix product, for which evidence names ``torch.matmul``.
 PRODUCTS = {"torch.matmul", "torch.mm", "torch.nn.functional.linear"}
@@ -74,7 +76,11 @@ class Evidence:
             runs: name of a Definition -> dotted paths of the kernels from which it has valid evidence.
         """
         self._known: dict[Key, list[Definition]] = defaultdict(list)
+        self._named: set[Key] = set()
+        self._weights: dict[str, Set[int]] = {}
         for definition in definitions:
+            self._named.update((_parts(path)[0], _parts(path)[-1]) for path in definition.tag_values(CALLED))
+            self._weights[definition.name] = _weights(definition)
             for path in sorted({place for run in runs.get(definition.name, ()) for place in paths_of(run)}):
                 self._known[_parts(path)[0], _parts(path)[-1]].append(definition)
                 self._known[COMPOSED, path].append(definition)
@@ -91,16 +97,40 @@ class Evidence:
             self._found[like] = self._of(call, window)
         return self._found[like]
 
+    def awaits(self, call: RecordedCall) -> bool:
+        """Whether a Definition names a call's kernel, which has not been run for it."""
+        return not self._named.isdisjoint(_keys(call))
+
     def definitions_of(self, call: RecordedCall) -> list[Definition]:
         """The Definitions that have evidence from a call's kernel, of whatever sizes."""
         return [one for key in _keys(call) for one in self._known.get(key, ())]
 
     def _of(self, call: RecordedCall, window: int | None) -> tuple[Standing, tuple[str, ...]]:
         definitions = self.definitions_of(call)
-        found = tuple(dict.fromkeys(one.name for one in definitions if computes(call, one, window)))
+        possible = definitions
+        if not (merges_parts(call) or sums_rows(call)):  # which are given outputs only
+            counts = {math.prod(shape) for _, shape in tensors(call.arguments)}
+            possible = [one for one in definitions if self._weights[one.name] <= counts]
+        found = tuple(dict.fromkeys(one.name for one in possible if computes(call, one, window)))
         if found:
             return Standing.VERIFIED, found
         return (Standing.OTHER_SIZES if definitions else Standing.UNKNOWN), ()
+
+
+def _weights(definition: Definition) -> Set[int]:
+    """How many elements each input has whose sizes are all constant, of those that every call is given as they are.
+
+    Most Definitions of a kernel have other weights than a call, which is quickly told. Sinks are not always given, and
+    two inputs may be given as one.
+    """
+    const = definition.const_axes
+    inputs = [one for name, one in definition.inputs.items() if name != "sinks" and "int" not in one.dtype]
+    if definition.name.startswith(tuple(PLACES)):  # some calls are given what follows from their weights
+        return set()
+    if any(_joined([one, other], const) for one, other in itertools.permutations(inputs, 2)):
+        return set()
+    shapes = [one.shape for one in inputs if one.shape and const.keys() >= set(one.shape)]
+    return {math.prod(const[axis] for axis in shape) for shape in shapes}
 
 
 def computes(call: RecordedCall, definition: Definition, window: int | None = None) -> bool:
@@ -113,11 +143,11 @@ def computes(call: RecordedCall, definition: Definition, window: int | None = No
     if call.kernel.endswith(".moe_align_block_size"):
         arguments = _EXPERTS.sub(lambda count: f": {int(count[1]) - 1}", arguments)
     chosen = {**settings(arguments), **_compiled_settings(call.through)}
-    eps, unnamed = _eps_of(definition.reference), _UNNAMED_EPS.search(arguments)
-    given_eps = chosen.get("eps", unnamed[1] if unnamed else None)
+    eps, given_eps = _eps_of(definition.reference), chosen.get("eps") or _unnamed_eps(arguments)
     if eps is not None and given_eps and float(given_eps) != eps:
         return False
-    if _CACHES.search(arguments) and "v_cache" not in definition.inputs:
+    tensors_given = in_order(call.arguments)
+    if _has_caches(tensors_given) and "v_cache" not in definition.inputs:
         return False
     if chosen.get("causal") == "False" and "causal" in definition.tags:
         return False
@@ -140,7 +170,7 @@ def computes(call: RecordedCall, definition: Definition, window: int | None = No
         return False
     only_output = merges_parts(call) or sums_rows(call)
     taken = [definition.outputs["output"]] if only_output else read_inputs(call, definition.inputs)
-    given = tensors(call.arguments)
+    given = tensors(tensors_given)
     inputs = [one for one in taken if is_sized(one, const, given)]
     # A size that no input has, such as the number of chosen experts, is one of an output, or a number.
     named = {axis for one in inputs for axis in one.shape or ()}
@@ -161,6 +191,18 @@ def _eps_of(reference: str) -> float | None:
     """The epsilon of a reference that has one."""
     found = _EPS.search(reference)
     return float(found[1]) if found else None
+
+
+@functools.cache
+def _unnamed_eps(arguments: str) -> str:
+    """An epsilon among arguments without names, or an empty string."""
+    found = _UNNAMED_EPS.search(arguments)
+    return found[1] if found else ""
+
+
+@functools.cache
+def _has_caches(arguments: str) -> bool:
+    return bool(_CACHES.search(arguments))
 
 
 @functools.cache

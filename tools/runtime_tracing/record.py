@@ -15,7 +15,6 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from tools.runtime_tracing import recording, sglang_runner
 from tools.runtime_tracing.configurations import Configuration
@@ -55,7 +54,8 @@ def record(configuration: Configuration, path: Path, rank: int = 0, port: int | 
             sglang_runner.run(configuration, outcome, rank, port)
             if rank == 0:
                 calls = recording.recorded_calls(outcome.log, outcome.phases, outcome.launches)
-                recording.write(path, about(configuration, outcome), calls)
+                about = configuration.about(configuration.gpus, outcome.resolved, outcome.versions)
+                recording.write(path, about, calls)
         except BaseException:  # SystemExit too: SGLang ends its process where a setting does not fit
             failed = True
             traceback.print_exc()
@@ -64,23 +64,6 @@ def record(configuration: Configuration, path: Path, rank: int = 0, port: int | 
     state = f"failed at {outcome.reached}" if failed else "recorded"
     print(f"RESULT {configuration.name} rank {rank}: {state} after {time.monotonic() - begin:.0f} s", flush=True)
     return int(failed)
-
-
-def about(configuration: Configuration, outcome: sglang_runner.Outcome) -> dict[str, Any]:
-    """What describes a run: every field of schema/runtime_trace.schema.json but the tables and the calls."""
-    return {
-        "configuration": configuration.name,
-        "model": configuration.model.name,
-        "model_config": dict(configuration.model.config),
-        "layers": list(configuration.model.layers),
-        "server": dict(configuration.server),
-        "environment": dict(configuration.environment),
-        "prompts": list(configuration.prompts),
-        "gpus": configuration.gpus,
-        "stand_ins": list(configuration.stand_ins),
-        "resolved": outcome.resolved,
-        "versions": outcome.versions,
-    }
 
 
 def dump_stacks_when_terminated() -> None:

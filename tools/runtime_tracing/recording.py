@@ -16,9 +16,13 @@ from tools.runtime_tracing import frames
 from tools.runtime_tracing.call_log import CallLog, LoggedCall
 from tools.runtime_tracing.timeline import Launch
 
+#: The library of a call of a function of SGLang that computes step by step in PyTorch. Recordings have its steps.
+COMPOSED = "sglang"
 #: Longest name of a CUDA kernel; the arguments of its templates are cut.
 LONGEST_NAME = 160
-#: What prepares a kernel on the host. It may copy, but computes nothing.
+#: Programs that drive a step: chains end below them.
+DRIVERS = ("sglang/bench_one_batch.py", "sglang/benchmark/one_batch.py")
+#: Functions that prepare a kernel on the host. They may copy, but compute nothing.
 PREPARING = ("plan", "begin_forward", "fast_decode_plan", "get_num_sms")
 #: How the names of CUDA kernels begin that exchange data between GPUs: those of NCCL, and SGLang's own all-reduce.
 COMMUNICATING = ("ncclDevKernel_", "sglang::cross_device_reduce")
@@ -27,11 +31,11 @@ COPY = "Memcpy"
 SCHEMA = "../../schema/runtime_trace.schema.json"
 #: Where SGLang keeps kernels, as a library would: up to 0.5.14, and since.
 _JIT = ("sglang/jit_kernel/", "sglang/kernels/ops/", "sglang/kernels/jit/")
-#: What SGLang puts between its kernels and their callers since 0.5.15: operators, and the choice between variants.
+#: SGLang's layers between its kernels and their callers since 0.5.15: operators, and the choice between variants.
 _GLUE = ("sglang/srt/utils/custom_op.py", "sglang/kernels/fused_op.py", "sglang/kernels/kernel_api_logging.py")
 #: The tables of a document; its calls refer to them by index.
 TABLES = ("files", "frames", "stacks", "kernels", "arguments", "cuda_kernels")
-#: What is spread over lines, one item a line.
+#: Tables that are spread over lines, one item a line.
 _ONE_A_LINE = tuple((name,) for name in (*TABLES, "calls") if name != "stacks")
 
 

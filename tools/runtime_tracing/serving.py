@@ -20,12 +20,18 @@ def bench() -> Any:
         return importlib.import_module("sglang.bench_one_batch")
 
 
-def graph_runner() -> Any:
-    """The class whose `capture` captures the CUDA graphs of decoding."""
+def graph_runners() -> list[Any]:
+    """The classes whose `capture` captures CUDA graphs: of decoding, and since 0.5.17 of prefill."""
     importlib.import_module("sglang.srt.model_executor.model_runner")  # the modules import each other
     if importlib.util.find_spec("sglang.srt.model_executor.cuda_graph_runner") is not None:
-        return importlib.import_module("sglang.srt.model_executor.cuda_graph_runner").CudaGraphRunner
-    return importlib.import_module("sglang.srt.model_executor.runner.decode_cuda_graph_runner").DecodeCudaGraphRunner
+        return [importlib.import_module("sglang.srt.model_executor.cuda_graph_runner").CudaGraphRunner]
+    module = "sglang.srt.model_executor.runner.{}_cuda_graph_runner"
+    found = [
+        getattr(importlib.import_module(module.format(kind)), f"{kind.title()}CudaGraphRunner", None)
+        for kind in ("decode", "prefill")
+        if importlib.util.find_spec(module.format(kind)) is not None
+    ]
+    return [one for one in found if one is not None]
 
 
 def server_arguments(path: str, shared: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
@@ -41,7 +47,9 @@ def server_arguments(path: str, shared: Mapping[str, Any], given: Mapping[str, A
     from sglang.srt.server_args import ServerArgs
 
     known = set(inspect.signature(ServerArgs).parameters)
-    shared = {**shared, **_context(path, shared)}
+    # With DP attention, each rank has a share of the requests.
+    ranks = given.get("dp_size", 1) if given.get("enable_dp_attention") else 1
+    shared = {**shared, **_context(path, shared), "max_running_requests": shared["max_running_requests"] * ranks}
     unknown = sorted(set(given) - known)
     if unknown:
         raise ValueError(f"this release of SGLang has no server argument {', '.join(unknown)}")
@@ -75,7 +83,27 @@ def model_runner(server: Any, rank: int = 0, port: int | None = None) -> Any:
     """
     ports = prepare(server, rank, port)
     runner, _ = bench().load_model(server, ports, rank, rank)
-    return getattr(runner, "torch_runner", runner)
+    runner = getattr(runner, "torch_runner", runner)
+    if any(getattr(module, "w_kc", 0) is None for module in runner.model.modules()):
+        runner.model.load_weights(())  # splits a weight of latent attention, which some models skip with dummy weights
+    if getattr(server, "pp_size", 1) > 1:
+        _first_stage(runner)
+    return runner
+
+
+def _first_stage(runner: Any) -> None:
+    """Makes the first stage of a pipeline sample nothing: the last one sends the tokens, as in SGLang's scheduler."""
+    import torch
+
+    real = runner.forward
+
+    def forward(batch: Any, *args: Any, **kwargs: Any) -> Any:
+        out = real(batch, *args, **kwargs)
+        out.logits_output.next_token_logits = None
+        return out
+
+    runner.forward = forward
+    runner.sample = lambda output, batch: torch.ones(batch.batch_size, dtype=torch.int64, device="cuda")
 
 
 def prepare(server: Any, rank: int, port: int | None) -> Any:

@@ -36,6 +36,7 @@ SERVER = {
     "dtype": "bfloat16",
     "disable_cuda_graph": True,
     "disable_piecewise_cuda_graph": True,
+    "disable_prefill_cuda_graph": True,
     "disable_overlap_schedule": True,
     "mem_fraction_static": 0.9,
     "max_total_tokens": 16384,
@@ -44,6 +45,8 @@ SERVER = {
     "context_length": 8192,
     "cuda_graph_bs": [8],
     "cuda_graph_max_bs": 8,
+    "cuda_graph_bs_decode": [8],
+    "cuda_graph_max_bs_decode": 8,
     "random_seed": 1,
     "log_level": "warning",
     "device": "cuda",
@@ -167,17 +170,23 @@ def _runner(directory: str, arguments: Mapping[str, Any], outcome: Outcome, rank
     """SGLang's ModelRunner, with random weights for the ``config.json`` of a directory."""
     import torch
 
-    for name in DISTRIBUTIONS:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            outcome.versions[name] = importlib.metadata.version(name)
-    outcome.versions["gpu"] = torch.cuda.get_device_name()
+    outcome.versions = versions(torch.cuda.get_device_name())
     outcome.reached = "server arguments"
     server = serving.server_arguments(directory, SERVER, arguments)
     outcome.resolved = resolved(server)
     outcome.reached = "load"
-    graphs = serving.graph_runner()
-    graphs.capture = _in_phase(graphs.capture, outcome, "capture")
+    for graphs in serving.graph_runners():
+        graphs.capture = _in_phase(graphs.capture, outcome, "capture")
     return serving.model_runner(server, rank, port)
+
+
+def versions(gpu: str) -> dict[str, str]:
+    """The versions that a recording names, and the GPU."""
+    found = {}
+    for name in DISTRIBUTIONS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return {**found, "gpu": gpu}
 
 
 def resolved(server: Any) -> dict[str, Any]:

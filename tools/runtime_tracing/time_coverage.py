@@ -6,11 +6,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from flashinfer_trace import Definition
+from flashinfer_trace.kernels import launched_by
+from flashinfer_trace.kernels.names import key_of
 from tools.runtime_tracing.composed_calls import composed
 from tools.runtime_tracing.matching import Evidence, Standing
 from tools.runtime_tracing.recording import RecordedCall, Recording
-from tools.shared.markdown import code, table
+from tools.shared.markdown import code, escape, table
 
 #: The phases that are measured.
 PHASES = ("prefill", "decode")
@@ -27,15 +28,15 @@ table of its own.
 
 A call counts as *verified* if evidence names its kernel (the library, and the function or class) for a Definition whose
 constant sizes, dtypes and settings are those of the recorded arguments. The settings are eps, causality, the dtype of
-the output, a cap of the logits, a window, which features are rotated together, whether scales are powers of two,
-whether top-k comes before top-p, and numbers that a call names as the Definition names an axis (`block_size`). A tag
-that names a kernel without evidence from it does not count. For products of two bfloat16 matrices the kernel is
-`torch.matmul` (cuBLAS); products with a bias, of float32 matrices and of batches are other functions. A Definition that
-quantizes its activations itself also covers the product that its kernel launches with the quantized ones. The window of
-a Triton kernel is that of the model, because the call does not say it; a cache may have any size and dtype if the call
-reads nothing from it; launches that only merge or sum what another launch computed count by the sizes of their outputs.
-Norms, routers, a rotary embedding and samplers that SGLang computes step by step in PyTorch count as one call of their
-function, with its inputs, if all their steps are those that the function is known to take
+the output, a cap of the logits, a window, and which features are rotated together. They also are whether scales are
+powers of two, whether top-k comes before top-p, and numbers that a call names as the Definition names an axis
+(`block_size`). A tag that names a kernel without evidence from it does not count. For products of two bfloat16 matrices
+the kernel is `torch.matmul` (cuBLAS); products with a bias, of float32 matrices and of batches are other functions. A
+Definition that quantizes its activations itself also covers the product that its kernel launches with the quantized
+ones. The window of a Triton kernel is that of the model, because the call does not say it; a cache may have any size
+and dtype if the call reads nothing from it; launches that only merge or sum what another launch computed count by the
+sizes of their outputs. Norms, routers, a rotary embedding and samplers that SGLang computes step by step in PyTorch
+count as one call of their function, with its inputs, if all their steps are those that the function is known to take
 (`tools/runtime_tracing/composed_calls.py`); single casts and copies do not count. *Other sizes* is the time in kernels
 that have evidence, but only for other sizes or settings. Kernels that SGLang compiles by itself (`sglang.jit_kernel`)
 are not those of sgl-kernel that have the same name.
@@ -48,7 +49,7 @@ The mean is over configurations, each of which counts once. These runs have no r
 GAPS = """### Gaps, by time
 
 Every kernel, and every function of PyTorch, whose time no verified Definition covers: its mean share over all
-configurations, its largest share of a step, and of which.
+configurations, its largest share of a step, the step, and why (`traces/kernels_without_definition.json`).
 """
 
 
@@ -62,6 +63,7 @@ class StepTime:
         between_gpus: that, in microseconds.
         standing: by what the dataset says of the call.
         missing: by kernel, of the calls that are not verified.
+        reasons: why these are not, by kernel; "" if nobody wrote it.
     """
 
     run: str
@@ -70,14 +72,21 @@ class StepTime:
     between_gpus: float = 0.0
     standing: dict[Standing, float] = field(default_factory=lambda: defaultdict(float))
     missing: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    reasons: dict[str, str] = field(default_factory=dict)
 
     def share(self, standing: Standing) -> float:
         """The share of the time, from 0 to 1."""
         return self.standing.get(standing, 0.0) / self.microseconds if self.microseconds else 0.0
 
 
-def step_times(run: Recording, evidence: Evidence) -> list[StepTime]:
-    """The time of each phase of a run; none if its kernels are not all real, or not all attributed to calls."""
+def step_times(run: Recording, evidence: Evidence, known: Mapping[str, str] | None = None) -> list[StepTime]:
+    """The time of each phase of a run; none if its kernels are not all real, or not all attributed to calls.
+
+    Args:
+        run: it.
+        evidence: what the dataset has.
+        known: reasons of traces/kernels_without_definition.json (`coverage.reasons`).
+    """
     if unmeasured(run):
         return []
     found = {phase: StepTime(run.name, phase) for phase in PHASES}
@@ -98,8 +107,21 @@ def step_times(run: Recording, evidence: Evidence) -> list[StepTime]:
         step.microseconds += time
         step.standing[standing] += time
         if standing is not Standing.VERIFIED:
-            step.missing[kernel_name(call)] += time
+            name = kernel_name(call)
+            step.missing[name] += time
+            step.reasons[name] = _reason(call, standing, evidence, known or {}) or step.reasons.get(name, "")
     return [step for step in found.values() if step.microseconds]
+
+
+def _reason(call: RecordedCall, standing: Standing, evidence: Evidence, known: Mapping[str, str]) -> str:
+    """Why no verified Definition covers a call; "" if nobody wrote it."""
+    if standing is Standing.OTHER_SIZES:
+        return f"{standing.value}."
+    if evidence.awaits(call):
+        return "A Definition names this kernel, which has not been run for it."
+    paths = (launched_by().get(call.kernel, call.kernel), *call.through)
+    keys = [f"torch:{call.kernel.removeprefix('torch.')}", *map(key_of, paths)]
+    return next((known[key] for key in keys if key in known), "")
 
 
 def unmeasured(run: Recording) -> str:
@@ -118,18 +140,9 @@ def kernel_name(call: RecordedCall) -> str:
     return f"{name} ({call.library})"
 
 
-def time_coverage(
-    runs: Sequence[Recording], definitions: Iterable[Definition], known: Mapping[str, Iterable[str]]
-) -> str:
-    """The part of the document about GPU time.
-
-    Args:
-        runs: the recorded runs.
-        definitions: the dataset.
-        known: name of a Definition -> dotted paths of the kernels from which it has evidence.
-    """
-    evidence = Evidence(definitions, known)
-    steps = [step for run in runs for step in step_times(run, evidence)]
+def time_coverage(runs: Sequence[Recording], evidence: Evidence, reasons: Mapping[str, str] | None = None) -> str:
+    """The part of the document about the GPU time of recorded runs; `reasons` as `step_times` takes them."""
+    steps = [step for run in runs for step in step_times(run, evidence, reasons)]
     by_run: dict[str, dict[str, StepTime]] = defaultdict(dict)
     for step in steps:
         by_run[step.run][step.phase] = step
@@ -199,6 +212,7 @@ def _missing(steps: Sequence[StepTime]) -> list[str]:
             for phase in PHASES
         ]
         cells = [*(f"{share:.2%}" for share in (*means, largest)), f"{code(worst.run)}, {worst.phase}"]
-        rows.append((-sum(means), [code(kernel), *cells, str(len({step.run for step in found}))]))
-    heading = ["Kernel (library)", *(f"Mean, {phase}" for phase in PHASES), "Largest", "Of", "Configurations"]
-    return [GAPS, *table(heading, [row for _, row in sorted(rows)], "lrrrlr")]
+        why = next((escape(step.reasons[kernel]) for step in found if step.reasons[kernel]), "")
+        rows.append((-sum(means), [code(kernel), *cells, str(len({step.run for step in found})), why]))
+    heading = ["Kernel (library)", *(f"Mean, {phase}" for phase in PHASES), "Largest", "Of", "Configurations", "Why"]
+    return [GAPS, *table(heading, [row for _, row in sorted(rows)], "lrrrlrl")]

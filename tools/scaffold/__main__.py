@@ -21,8 +21,7 @@ from pathlib import Path
 from flashinfer_trace.dataset.store import DatasetError, find_root
 from flashinfer_trace.format.files import json_text, write_text
 from flashinfer_trace.format.naming import NamePattern, NamingError, derive_name, load_naming
-from tools.scaffold.contract import Contract, ScaffoldError, read_contract
-from tools.scaffold.names import pattern_of
+from tools.scaffold.contract import Contract, ScaffoldError, pattern_of, read_contract
 from tools.scaffold.templates import definition, record, reference
 from tools.shared.command import end_with
 

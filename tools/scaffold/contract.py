@@ -1,12 +1,13 @@
-"""The axes, inputs and outputs of a new family, as declared on the command line."""
+"""The axes, inputs and outputs of a new family, as declared on the command line, and the pattern of its names."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import keyword
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -150,3 +151,29 @@ def _dtypes(root: Path) -> list[str]:
     schema = json.loads((root / "schema" / "definition.schema.json").read_text(encoding="utf-8"))
     dtypes: list[str] = schema["$defs"]["tensor"]["properties"]["dtype"]["enum"]
     return dtypes
+
+
+def pattern_of(
+    family: str, axes: Iterable[str], known: Mapping[str, tuple[str, ...]]
+) -> tuple[str, dict[str, tuple[str, ...]]]:
+    """The pattern `<family>_<abbreviation>{<axis>}...`, and the entries of `abbreviations` that it needs."""
+    parts = [family]
+    missing: dict[str, tuple[str, ...]] = {}
+    taken = set[str]()
+    for axis in axes:
+        abbreviation = next((short for short, long in known.items() if axis in long and short not in taken), None)
+        if abbreviation is None:
+            abbreviation = next(short for short in _proposals(axis) if short not in taken and short not in known)
+            missing[abbreviation] = (axis,)
+        taken.add(abbreviation)
+        parts.append(f"{abbreviation}{{{axis}}}")
+    return "_".join(parts), missing
+
+
+def _proposals(axis: str) -> Iterator[str]:
+    """The axis if it is one letter, the initials of its words, increasingly long prefixes of it, then more letters."""
+    words = ["".join(filter(str.isalpha, word)) for word in axis.split("_")]
+    letters = "".join(words)
+    yield "".join(word[:1] for word in words)
+    yield from (letters[:length] for length in range(1, len(letters) + 1))
+    yield from (f"{letters}{more}" for more in map("x".__mul__, itertools.count(1)))

@@ -17,37 +17,25 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
 
-from benchmarks.page import reference_speed_document
-from flashinfer_trace import DatasetError, Definition, definitions, find_root
-from flashinfer_trace.dataset.coverage import LISTED, load_needs, matrix, model_coverages
-from flashinfer_trace.dataset.evidence import VERIFIED, proofs
-from flashinfer_trace.dataset.flashinfer_bench import load_compatibility
+from benchmarks.page import read, speed_page
+from flashinfer_trace import find_root
 from flashinfer_trace.format.files import read_text, write_text
-from flashinfer_trace.format.json_source import TRACES, JsonSourceError, load_object
-from tools.accuracy import accuracy_documents
-from tools.cheats import cheats_document
-from tools.compatibility.page import compatibility
-from tools.extract.model_needs import curated
 from tools.fuzz import summary as fuzz
-from tools.judged_kinds import judged_kinds_document
 from tools.mutate.__main__ import harness_power
 from tools.mutate.results import read_summaries
 from tools.mutate.summary import RESULTS
-from tools.performance import performance_documents
-from tools.runtime_tracing.consistency import consistent
-from tools.runtime_tracing.time_coverage import time_coverage
-from tools.safeguards import safeguards_document
 from tools.shared.command import end_with, names_its_cause
-from tools.shared.markdown import table
+from tools.site.cheats import cheats
+from tools.site.compatibility_page import compatibility
+from tools.site.coverage_page import coverage
 from tools.site.definition_pages import catalog_data, definition_page, family_pages
-from tools.site.facts import Facts, gather
-from tools.site.kernel_coverage import kernel_coverage, without_definition
+from tools.site.evidence_pages import accuracy, verification
+from tools.site.facts import Facts, committed, gather
+from tools.site.judged_kinds import judged_kinds
 from tools.site.model_pages import kernel_pages, model_pages, run_pages
-from tools.site.only_named import only_named
 from tools.site.reference_pages import (
     cli_page,
     findings_page,
@@ -57,37 +45,26 @@ from tools.site.reference_pages import (
     tags_page,
     verdict_page,
 )
+from tools.site.safeguards import safeguards
+from tools.site.times_page import performance_documents
 from tools.templates.page import templates_document
-from tools.trace.document import trace
-from tools.trace.records import ALL, default_first
-from tools.verification import verification_documents
-
-MODELS = """## Models
-
-The Definitions that each model needs at the sizes that families cover by default, by op_type: verified / existing /
-needed. `models/needs/` lists them. `flashinfer-trace coverage` prints the same table. A gap is an op whose recorded
-calls no Definition describes; the page of the model names it with its reason.
-"""
 
 ASSETS = Path(__file__).with_name("assets")
 #: A link of a document to another file, without its anchor.
 LINK = re.compile(r"(?<!!)\[([^\]\n]*)\]\(([^)#:\s]+)(?:#[^)]*)?\)")
 
-#: Pages, and folders of pages, of figures, which the search leaves out; and the lines that say so.
-REPORTS = ("accuracy", "verification", "coverage.md", "performance.md", "verification.md")
+#: Pages of figures, which the search leaves out; and the lines that say so.
+REPORTS = ("coverage.md", "performance.md", "verification.md")
 NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
 
-#: What marks a folder as one that this command wrote and can replace.
+#: The mark of a folder that this command wrote and can replace.
 MARK = ".built-by-tools-site"
-
-CURATED = """## Curated Definitions
-
-Definitions that no model in `models/` needs. People write them; extraction does not create them.
-"""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.site", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=Path("build/site"), metavar="DIR", help="where to [%(default)s]")
     options = parser.parse_args(arguments)
     root, out = find_root(), options.out
@@ -95,9 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"{out}: exists, and this command did not write it; name another folder, or remove it")
     try:
         facts = gather(root)
-        # The pages of kernels replace those of the traces.
-        made = {path: text for path, text in documents(root).items() if path.parent != root / "traces" / "kernels"}
-        built = {**made, **pages_of(facts)}
+        built = {**documents(facts), **pages_of(facts)}
     except Exception as error:
         if not names_its_cause(error):
             raise
@@ -140,7 +115,7 @@ def write_sources(root: Path, pages: Mapping[Path, str], source: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".md":
             text = LINK.sub(functools.partial(_linked, root, source, texts.keys(), path), text)
-            text = f"{NOT_SEARCHED}{text}" if path.name in REPORTS or path.parent.name in REPORTS else text
+            text = f"{NOT_SEARCHED}{text}" if path.name in REPORTS else text
         write_text(target, text)
     for one in (*ASSETS.glob("*.js"), *ASSETS.glob("*.css")):
         shutil.copyfile(one, source / one.name)
@@ -193,58 +168,25 @@ def pages_of(facts: Facts) -> dict[Path, str]:
     return pages
 
 
-def documents(root: Path) -> dict[Path, str]:
-    """Every page and its text, by the path that it would have under the root."""
-    dataset = list(definitions(root=root))
-    fuzzed, without = _trace(fuzz.RESULTS), _trace(root / LISTED)
-    proven = {one.name: [entry.path for entry in proofs(root, one)] for one in dataset}
-    runs = consistent(root / "traces" / "runtime", root)
-    kernels = trace(default_first(runs), ALL)
-    return {
-        **verification_documents(root),
-        **accuracy_documents(root),
-        **performance_documents(root, dataset),
-        **reference_speed_document(root, dataset),
-        **cheats_document(root),
-        **judged_kinds_document(root, dataset),
-        root / "docs" / "harness_power.md": harness_power(),
-        root / "docs" / "hostile_files.md": fuzz.document(fuzzed),
-        **safeguards_document(root, fuzzed, read_summaries(RESULTS)),
-        root / "docs" / "coverage.md": kernel_coverage(root, kernels, dataset)
-        + without_definition(without)
-        + only_named(root, dataset)
-        + time_coverage(runs, dataset, proven)
-        + model_coverage(root, dataset),
-        **compatibility_document(root, dataset),
-        **templates_document(root),
-    }
+#: Pages below docs/ -> what makes them.
+DOCUMENTS: Mapping[str, Callable[[Facts], str]] = {
+    "accuracy": accuracy,
+    "cheats": lambda facts: cheats(facts.root),
+    "compatibility": compatibility,
+    "coverage": coverage,
+    "harness_power": lambda facts: harness_power(),
+    "hostile_files": lambda facts: fuzz.document(committed(fuzz.RESULTS)),
+    "judged_kinds": lambda facts: judged_kinds(facts.dataset),
+    "reference_speed": lambda facts: speed_page(read(facts.root), facts.dataset),
+    "safeguards": lambda facts: safeguards(committed(fuzz.RESULTS), read_summaries(RESULTS)),
+    "verification": verification,
+}
 
 
-def compatibility_document(root: Path, dataset: list[Definition]) -> dict[Path, str]:
-    """docs/compatibility.md and its text; nothing for a root without the table of flashinfer-bench's names."""
-    known = load_compatibility(root)
-    return {} if known is None else {root / "docs" / "compatibility.md": compatibility(known, dataset)}
-
-
-def model_coverage(root: Path, dataset: list[Definition]) -> str:
-    """The part of docs/coverage.md about models: what all of them need, and what none of them needs."""
-    needs = load_needs(root)
-    found = model_coverages(root, needs=needs)
-    headings, *rows = matrix(found)
-    lines = ["", MODELS, *table(headings, rows, "l" + "r" * (len(headings) - 1))]
-    rows = [
-        [f"`{one.op_type}`", f"`{one.name}`", "yes" if VERIFIED in one.tags else "no"]
-        for one in curated(dataset, needs.values())
-    ]
-    lines += ["", CURATED, *(table(["op_type", "Definition", "Verified"], rows) if rows else ["There are none yet."])]
-    return "\n".join(lines) + "\n"
-
-
-def _trace(path: Path) -> dict[str, Any]:
-    try:
-        return load_object(path, TRACES)
-    except JsonSourceError as error:
-        raise DatasetError(f"{path}: {error}; generate it again or restore it from version control") from error
+def documents(facts: Facts) -> dict[Path, str]:
+    """The pages below docs/ and their texts, by the paths that they would have under the root."""
+    pages = {facts.root / "docs" / f"{name}.md": make(facts) for name, make in DOCUMENTS.items()}
+    return {**pages, **performance_documents(facts.root, facts.dataset), **templates_document(facts.root)}
 
 
 if __name__ == "__main__":

@@ -12,17 +12,18 @@ from flashinfer_trace.dataset.evidence import Entry
 from flashinfer_trace.dataset.finding import distinguishing
 from flashinfer_trace.families import family_of
 from flashinfer_trace.format.definition import TensorSpec
-from flashinfer_trace.judging.bench.statistics import IN_TIME
 from flashinfer_trace.kernels.names import KINDS
-from tools.accuracy import HEADINGS, Measured, reasons
 from tools.mutate.results import read_summaries
 from tools.mutate.summary import RESULTS, score
 from tools.shared.markdown import escape as markdown
-from tools.site.facts import Facts, called_as, state, title_of
+from tools.site.evidence_pages import family_accuracy, reasons
+from tools.site.facts import Facts, called_as, seconds_of, state, title_of, waited
 from tools.site.html import badge, code, escape, link, scatter, table
 
+_DAGGER = " †"
 #: The tags of one namespace that a page explains in one row at most.
 _MANY = 8
+_ACCURACY = ("Kernel: error / bound", "relative norm", "Reference: error / bound", "relative norm")
 SHORT_GPU = {"NVIDIA H100 80GB HBM3": "H100", "NVIDIA H200": "H200"}
 
 
@@ -148,11 +149,12 @@ def _kernels(facts: Facts, one: Definition) -> str:
             escape(gpu_of(entry)),
             entry.run.started_at[:10],
             str(entry.cases),
+            str(entry.vacuous),
             f"{entry.worst:.3g}",
         ]
         for entry in found
     ]
-    text = table(["Kernel", "Version", "GPU", "Date", "Cases", "Error / bound"], rows, right=(4, 5))
+    text = table(["Kernel", "Version", "GPU", "Date", "Cases", "Vacuous", "Error / bound"], rows, right=(4, 5, 6))
     ran = {entry.path for entry in found}
     others = [path for path in called_as(one) if path not in ran]
     if others:
@@ -164,14 +166,10 @@ def _series(records: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float,
     """The points of a plot: times in which the GPU did not wait for the processor, and that have a least time."""
     series: dict[str, list[tuple[float, float, str]]] = defaultdict(list)
     for each in records:
-        if each["least_seconds"] and float(each["ahead"]) >= IN_TIME:
-            point = each["least_seconds"], _seconds(each), f"{each['definition']}, {each['workload']}"
+        if each["least_seconds"] and not waited(each):
+            point = each["least_seconds"], seconds_of(each), f"{each['definition']}, {each['workload']}"
             series[each["kernel"]].append(point)
     return dict(series)
-
-
-def _seconds(record: Mapping[str, Any]) -> float:
-    return float(record["run"] or record["seconds"])
 
 
 def _times(facts: Facts, one: Definition) -> str:
@@ -185,14 +183,16 @@ def _times(facts: Facts, one: Definition) -> str:
             [
                 escape(each["workload"]),
                 kernel_link(facts, each["kernel"].partition("[")[0], each["kernel"]),
-                f"{_seconds(each) * 1e6:,.1f}",
-                f"{each['least_seconds'] / _seconds(each):.0%}" if each["least_seconds"] else "",
+                f"{seconds_of(each) * 1e6:,.1f}{_DAGGER * waited(each)}",
+                f"{each['least_seconds'] / seconds_of(each):.0%}" if each["least_seconds"] and not waited(each) else "",
                 escape(f"{each['library']} {each['version']}"),
             ]
-            for each in sorted(of_gpu, key=lambda each: (each["workload"], _seconds(each)))
+            for each in sorted(of_gpu, key=lambda each: (each["workload"], seconds_of(each)))
         ]
         parts.append(f"### {gpu}\n\n{scatter(f'Times of {one.name} on {gpu}', _series(of_gpu))}\n")
         parts.append(table(["Workload", "Kernel", "Time, us", "Roofline", "Version"], rows, right=(2, 3)) + "\n")
+    if any(map(waited, records)):
+        parts.append(f"{_DAGGER.strip()} The GPU [waited for the processor](../docs/performance.md) in many calls.\n")
     return "\n".join(parts)
 
 
@@ -248,14 +248,8 @@ def _family_page(
         ]
         for one in members
     ]
-    measured = Measured(family)
-    for one in members:
-        for entry in facts.proofs[one.name]:
-            measured.runs.setdefault(entry.kernel_label, []).append(entry)
-    accuracy = [
-        [output.strip("`") and code(output.strip("`")), code(kernel.strip("`")), *cells]
-        for _, output, kernel, *cells in measured.rows()
-    ]
+    runs = [entry for one in members for entry in facts.proofs[one.name]]
+    accuracy = [[code(output), code(kernel), *cells] for output, kernel, *cells in family_accuracy(family, runs)]
     records = [each for one in members for each in facts.times.get(one.name, ())]
     plots = [
         f"### {gpu}\n\n{scatter(f'Times of {name} on {gpu}', found)}\n"
@@ -272,7 +266,7 @@ def _family_page(
         "## Bounds, and why\n",
         "\n".join(reasons(family)) + "\n",
         "## Accuracy\n",
-        (table(["Output", "Kernel", "Definitions", *HEADINGS], accuracy, range(2, 7)) or "No kernel has been run yet.")
+        (table(["Output", "Kernel", "Definitions", *_ACCURACY], accuracy, range(2, 7)) or "No kernel has been run yet.")
         + "\n",
     ]
     if mutants is not None:

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace import Definition, definitions
+from flashinfer_trace import DatasetError, Definition, definitions
 from flashinfer_trace.dataset.evidence import Entry, proofs
 from flashinfer_trace.dataset.finding import Catalog
+from flashinfer_trace.format.json_source import TRACES, JsonSourceError, load_object
 from flashinfer_trace.format.naming import Naming, load_naming
 from flashinfer_trace.judging.bench import results
+from flashinfer_trace.judging.bench.statistics import IN_TIME
 from flashinfer_trace.judging.traffic import path_of
 from flashinfer_trace.kernels.names import KINDS
 from tools.runtime_tracing.consistency import consistent
@@ -77,6 +79,17 @@ class Facts:
             pages[path] = name if name not in pages.values() else f"{name}-{len(pages)}"
         return pages
 
+    @functools.cached_property
+    def kernels_by_last(self) -> Mapping[tuple[str, str], str]:
+        """Library and last name of each kernel that has a page -> its path."""
+        return {(path.split(".")[0], last_name(path)): path for path in self.kernels}
+
+
+def last_name(path: str) -> str:
+    """The last part of a kernel's path; of a method, its class."""
+    parts = path.split(".")
+    return parts[-2] if len(parts) > 1 and parts[-2][:1].isupper() else parts[-1]
+
 
 def gather(root: Path) -> Facts:
     """Reads everything under a root. Raises the error of the first file that cannot be used."""
@@ -106,6 +119,24 @@ def gather(root: Path) -> Facts:
         list(read_findings(root)),
         models,
     )
+
+
+def committed(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of the checkout."""
+    try:
+        return load_object(path, TRACES)
+    except JsonSourceError as error:
+        raise DatasetError(f"{path}: {error}; generate it again or restore it from version control") from error
+
+
+def seconds_of(record: Mapping[str, Any]) -> float:
+    """The time in a line of results/; for a kernel that plans once for many layers, that of `run()`."""
+    return float(record["run"] or record["seconds"])
+
+
+def waited(record: Mapping[str, Any]) -> bool:
+    """Whether the GPU waited for the processor in many calls."""
+    return float(record["ahead"]) < IN_TIME
 
 
 def state(definition: Definition) -> str:

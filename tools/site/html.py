@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
-__all__ = ["badge", "code", "escape", "link", "scatter", "scrolled", "table"]
+__all__ = ["escape"]
 
 #: Colors of series, which people with color blindness can tell apart.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#888888")

@@ -18,10 +18,10 @@ from tools.runtime_tracing.time_coverage import PHASES, unmeasured
 from tools.shared.markdown import escape as markdown
 from tools.shared.markdown import table as markdown_table
 from tools.site.definition_pages import gpu_of, kernel_link
-from tools.site.facts import Facts, called_as, state
+from tools.site.facts import Facts, called_as, last_name, state
 from tools.site.html import badge, code, escape, link, table
 
-#: Where the code of models is, from which an op takes its name.
+#: The code of models, which gives an op its name.
 _MODELS = "sglang/srt/models/"
 #: Frames of a chain, and chains of a kernel, that a page shows.
 _FRAMES, _CHAINS = 8, 6
@@ -166,17 +166,7 @@ def _in_order(facts: Facts, rows: Sequence[Row], total: float) -> str:
 
 def _page_path(facts: Facts, call: RecordedCall) -> str:
     """The kernel of a call that has a page: the one with its last name, in the same library."""
-    return _by_last(facts).get((call.kernel.split(".")[0].replace("torch.ops.", ""), _key(call.kernel)), "")
-
-
-def _key(path: str) -> str:
-    parts = path.split(".")
-    methods = len(parts) > 1 and parts[-2][:1].isupper()
-    return parts[-2] if methods else parts[-1]
-
-
-def _by_last(facts: Facts) -> dict[tuple[str, str], str]:
-    return {(path.split(".")[0], _key(path)): path for path in facts.kernels}
+    return facts.kernels_by_last.get((call.kernel.split(".")[0], last_name(call.kernel)), "")
 
 
 def model_pages(facts: Facts) -> Iterator[tuple[str, str]]:
@@ -264,10 +254,9 @@ def model_gaps(facts: Facts, runs: Sequence[Recording]) -> str:
 def kernel_pages(facts: Facts) -> Iterator[tuple[str, str]]:
     """Name and Markdown of the page of each kernel."""
     callers: dict[str, dict[tuple[str, ...], list[str]]] = defaultdict(lambda: defaultdict(list))
-    by_last = _by_last(facts)
     for run in facts.runs:
         for call in run.calls:
-            path = by_last.get((call.kernel.split(".")[0], _key(call.kernel)))
+            path = _page_path(facts, call)
             if path and call.stack:
                 chain = tuple(f"{frame.file}:{frame.line} {frame.function}" for frame in call.stack[:_FRAMES])
                 if run.name not in callers[path][chain]:

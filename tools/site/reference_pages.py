@@ -14,11 +14,12 @@ from tools.runtime_tracing.matching import Standing
 from tools.runtime_tracing.time_coverage import PHASES, mean
 from tools.shared.markdown import code as span
 from tools.shared.markdown import escape as markdown
+from tools.shared.markdown import table as markdown_table
 from tools.site.facts import Facts, state
 from tools.site.html import code, escape, link, scrolled, table
 from tools.site.model_pages import step
 
-#: What the state of a defect says.
+#: State of a defect -> its meaning.
 _STATES = {
     "shown": "shown by its probe on a GPU",
     "gone": "gone: its probe is right in today's release",
@@ -113,20 +114,15 @@ def tags_page(facts: Facts) -> str:
             "A tag is `namespace:value`, or a flag without a namespace. `schema/naming.json` defines them, and "
             "`flashinfer-trace validate` enforces them.\n",
             "## Namespaces\n",
-            *_markdown_table(["Tag", "Meaning", "Values", "Required"], spaces),
+            *markdown_table(["Tag", "Meaning", "Values", "Required"], spaces),
             "\n## Flags\n",
-            *_markdown_table(["Tag", "Meaning"], flags),
+            *markdown_table(["Tag", "Meaning"], flags),
             "\n## Names\n",
             "A name is `{op_type}_{variant}_{sizes}`. Each size is an abbreviation and a number:\n",
-            *_markdown_table(["Abbreviation", "Axis"], shorts),
+            *markdown_table(["Abbreviation", "Axis"], shorts),
             "",
         ]
     )
-
-
-def _markdown_table(headings: list[str], rows: list[list[str]]) -> list[str]:
-    lines = [headings, ["---"] * len(headings), *rows]
-    return [f"| {' | '.join(cell.replace(chr(10), ' ') for cell in line)} |" for line in lines]
 
 
 def cli_page() -> str:
@@ -145,7 +141,7 @@ def cli_page() -> str:
 #: The pages that list all of a kind: their titles, and what they say first.
 INDEXES = {
     "families": ("Families", "Definitions of one family share a reference, an oracle, and bounds."),
-    "models": ("Models", "What each model calls, in order, with the time that it takes."),
+    "models": ("Models", "Each model's calls, in order, with their times."),
     "runs": ("Recorded runs", "Each run of SGLang that was recorded on a GPU, step by step."),
     "kernels": ("Kernels", "Each real kernel: its Definitions, the versions that were run, its defects, and callers."),
 }

@@ -2,6 +2,7 @@
 
 python -m tools.templates [--flashinfer DIR]    # import FlashInfer, record what its templates write, and judge it
 python -m tools.templates --judge               # judge the committed record again; FlashInfer is not needed
+python -m tools.templates --judge --all         # also what is as it was when it was judged
 python -m tools.templates --page                # print the page, which `python -m tools.site` builds as well
 
 DIR holds the package `flashinfer` (default: the installed one). No GPU is needed: kernels and what else is missing have
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from flashinfer_trace.dataset.store import find_root
 from flashinfer_trace.format.files import json_text, write_text
+from flashinfer_trace.format.json_source import load_object
 from tools.shared.command import end_with, names_its_cause
 from tools.templates.record import RECORD, packed, read_record
 
@@ -26,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.templates", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--flashinfer", type=Path, metavar="DIR", help="directory with flashinfer [installed one]")
     parser.add_argument("--judge", action="store_true", help="judge the committed record")
+    parser.add_argument("--all", action="store_true", help="judge all of it, not only what has changed since")
     parser.add_argument("--page", action="store_true", help="print the page of the committed verdicts")
     options = parser.parse_args(arguments)
     try:
@@ -50,7 +53,8 @@ def _run(options: argparse.Namespace, root: Path) -> None:
         from tools.templates.installed import recorded
 
         (root / RECORD).write_bytes(packed(recorded(options.flashinfer)))
-    write_text(root / VERDICTS, json_text(judged(read_record(root / RECORD))))
+    before = None if options.all or not options.judge else load_object(root / VERDICTS)
+    write_text(root / VERDICTS, json_text(judged(read_record(root / RECORD), before)))
 
 
 if __name__ == "__main__":

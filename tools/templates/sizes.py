@@ -75,3 +75,42 @@ def sized_calls() -> Iterator[Call]:
     for experts, chosen in ((256, 8), (64, 6)):
         routed = {"scores": FP32, "bias": FP32, "topk_values": FP32, "topk_indices": "int32"}
         yield "fused_topk_deepseek", {"num_experts": experts, "topk": chosen}, routed
+    yield from _served_calls()
+
+
+def _served_calls() -> Iterator[Call]:
+    """Those of servers: attention with tables of pages, indexers, quantizers and grouped products."""
+    latent = {"num_heads": 128, "num_heads_qo": 128, "head_dim_qk": 576, "kv_lora_rank": 512, "head_dim_ckv": 512}
+    latent |= {"qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "num_kv_heads": 1, "sparse_mla_top_k": 2048}
+    index = dict.fromkeys(("block_tables", "seq_lens", "cum_seq_lens_q", "cum_seq_lens_kv"), "int32")
+    states = dict.fromkeys(("query", "kv_cache", "q", "k_cache", "v_cache", "output"), BF16) | index
+    for name in ("trtllm_batch_decode_mla_dense", "trtllm_batch_decode_mla_ragged", "xqa_batch_decode_mla"):
+        yield name, {**latent, "page_size": 64}, states
+    yield "cute_dsl_batch_mla_run", {**latent, "page_size": 64}, states
+    yield "xqa_mla", {**latent, "page_size": 64, "beam_width": 1}, states
+    yield "trtllm_batch_decode_mla_sparse", {**latent, "page_size": 1}, states
+    ragged = {"num_heads": 128, "head_dim_qk": 192, "head_dim_v": 128}
+    yield "trtllm_ragged_attention_deepseek", ragged, index | dict.fromkeys(("query", "key", "value"), BF16)
+    heads = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "page_size": 16, "kv_cache_dim": 2}
+    heads |= {"num_heads_qo": 32, "num_heads_kv": 8, "beam_width": 1}
+    for name in (
+        *("trtllm_batch_decode", "trtllm_batch_context", "xqa_batch_decode"),
+        *("cudnn_batch_decode", "cudnn_batch_prefill", "xqa"),
+    ):
+        yield name, heads, states
+    yield "top_k_varlen", {"top_k": 2048}, {"logits": FP32, "seq_lens": "int32"}
+    for name in ("top_k_page_table_transform", "top_k_ragged_transform"):
+        rows = ("src_page_table", "lengths", "row_to_batch", "offsets")
+        yield name, {"k": 2048, "page_size": 1}, {"input": FP32, **dict.fromkeys(rows, "int32")}
+    routed = {"router_logits": FP32, "input_ids": "int64", "tid2eid": "int32"}
+    yield "hash_topk", {"num_routed_experts": 256, "topk": 6, "vocab": 129280}, routed
+    for name in ("single_decode", "single_prefill"):
+        yield name, _GQA, dict.fromkeys(("q", "k", "v"), BF16)
+    yield "batch_attention_run", {"num_qo_heads": 32, "head_dim": 128}, {"q": BF16}
+    for name in ("nvfp4_quantize", "fp4_quantize", "nvfp4_kv_quantize"):
+        tensors = {"a": BF16, "input": BF16, "a_global_sf": FP32, "global_scale": FP32}
+        yield name, {"K": 2048, "one": 1, "scalar": 1, "sf_vec_size": 16}, tensors
+    blocks = {"K": 7168, "N": 512, "K_div_128": 56, "N_div_128": 4}
+    scaled = {"a": FP8, "b": FP8, "a_scale": FP32, "b_scale": FP32, "masked_m": "int32", "m_indices": "int32"}
+    yield "group_gemm_fp8_nt_groupwise_contiguous", {**blocks, "num_groups": 256}, scaled
+    yield "batch_deepgemm_fp8_nt_groupwise", blocks, scaled

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flashinfer_trace import definitions, find_root
+from flashinfer_trace.cli.options import counted
 from flashinfer_trace.dataset.coverage import definitions_with_kernel
 from flashinfer_trace.dataset.store import closest
 from flashinfer_trace.format.files import write_text
@@ -56,7 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"# {title} (in {', '.join(group['configurations'])})", *backtraces(calls), "", sep="\n")
     kernels, chains = len(found["kernels"]), sum(len(kernel["chains"]) for kernel in found["kernels"])
     print(
-        f"{len(runs)} runs of SGLang {found['sources']['sglang']}: {kernels} kernels, {chains} chains", file=sys.stderr
+        f"{counted(len(runs), 'run')} of SGLang {found['sources']['sglang']}: {kernels} kernels, {chains} chains",
+        file=sys.stderr,
     )
     return int(not kernels)
 

@@ -18,15 +18,13 @@ from typing import Any
 from flashinfer_trace.kernels import launched_by
 from flashinfer_trace.kernels.names import key_of
 from tools.runtime_tracing.frames import Frame
-from tools.runtime_tracing.recording import PREPARING, RecordedCall, Recording
+from tools.runtime_tracing.recording import DRIVERS, PREPARING, RecordedCall, Recording
 
 #: In this order, phases are shown. A CUDA graph is captured while a server loads, and replayed by each decode.
 PHASES = ("prefill", "decode", "extend", "draft", "verify", "capture")
 #: The source of PyTorch's own functions.
 TORCH = "torch"
 MODEL_FILES = "sglang/srt/models/"
-#: What drives a step: chains end below it.
-DRIVERS = ("sglang/bench_one_batch.py", "sglang/benchmark/one_batch.py")
 #: Module, and class with method, of what the runtime calls outside of the model's forward -> what for, and when.
 OCCASIONS = {
     r"model_executor/model_runner\.py:ModelRunner\.sample": ("sampling", "after every forward"),
@@ -40,7 +38,7 @@ OCCASIONS = {
     r"mem_cache/.*": ("KV-cache I/O", "when a batch is scheduled"),
 }
 ELSEWHERE = ("utilities", "as part of a step")
-#: Names of calls that pass on to the module itself, and so say nothing of it.
+#: Names of calls that pass on to the module itself; they do not describe it.
 _PLAIN = {"forward", "__call__", ""}
 
 

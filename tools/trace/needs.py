@@ -28,7 +28,7 @@ OTHERWISE = "other settings"
 
 
 def needs(chosen: Collection[str], configurations: Mapping[str, Settings]) -> str:
-    """What the chosen configurations have in common that the others lack: `gpu=sm100 and quantization=fp8 or nvfp4`.
+    """The common part of the chosen configurations that the others lack: `gpu=sm100 and quantization=fp8 or nvfp4`.
 
     Args:
         chosen: names of configurations.

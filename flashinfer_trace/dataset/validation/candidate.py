@@ -21,7 +21,7 @@ def is_identifier(name: str) -> bool:
 
 
 def _is_axis_value(value: object) -> bool:
-    return type(value) is int and 1 <= value < 2**31  # a bool is no value
+    return type(value) is int and 1 <= value < 2**31  # a bool is not a value
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Rules on the data beside the Definitions that a schema cannot express: names, titles, claims, traffic, workloads."""
+"""Rules on the data next to the Definitions that a schema cannot express: names, titles, claims, traffic, workloads."""
 
 from __future__ import annotations
 
@@ -36,14 +36,7 @@ NAMED_BY = {"model": "name", "model_needs": "model", "recorded_calls": "definiti
 
 
 def check_names(path: Path, schema: str, data: Any, titles: dict[str, Path], findings: Findings) -> None:
-    """The field that names the file does, and a model's title is its name as written by people, and of it alone.
-
-    Args:
-        path, data: the file and its JSON.
-        schema: the name of its schema.
-        titles: title -> the first model that has it; this one is added.
-        findings: those of the file.
-    """
+    """The field that names the file does, and a model's title is its name as written by people, and of it alone."""
     field = NAMED_BY.get(schema, "")
     if not isinstance(data, dict):
         return
@@ -61,14 +54,7 @@ def check_names(path: Path, schema: str, data: Any, titles: dict[str, Path], fin
 
 
 def check_claims_file(data: Mapping[str, Any], names: Collection[str], root: Path, findings: Findings) -> None:
-    """Each claim of models/curated/claims.json is about a Definition that exists, and names a kernel that does.
-
-    Args:
-        data: its JSON, which follows its schema.
-        names: the Definitions of the dataset; none if it is not known which there are.
-        root: the dataset root.
-        findings: those of the file.
-    """
+    """Each claim of models/curated/claims.json is about a Definition that exists, and names a kernel that does."""
     named = {path.rpartition(".")[2] for one in TABLE for path in (*(at.path for at in one.places), *one.launches)}
     for index, claim in enumerate(data["claims"]):
         for place, name in enumerate(claim["definitions"]):
@@ -100,13 +86,7 @@ _FIX = "restore it from version control, or compute it again in a checkout: pyth
 
 
 def check_traffic(data: Any, schema: Any, findings: Findings) -> None:
-    """Checks that quantiles ascend, that their digest is of them, and that traffic has a profile that exists.
-
-    Args:
-        data: the JSON of workloads/traffic.json.
-        schema: the compiled schema of traffic.
-        findings: those of the file.
-    """
+    """Checks that quantiles ascend, that their digest is of them, and that traffic has a profile that exists."""
     if check_schema(schema, data, findings, "traffic-invalid"):
         return
     for name, profile in data["profiles"].items():
@@ -131,15 +111,7 @@ def traffic_names(data: Any) -> set[str]:
 
 
 def check_workloads(path: Path, data: Any, schema: Any, traffic: Collection[str], findings: Findings) -> None:
-    """Checks that a file of workloads is for its Definition, with the axes and inputs of this, and traffic that exists.
-
-    Args:
-        path: workloads/<op_type>/<name>.json.
-        data: its JSON.
-        schema: the compiled schema of workloads.
-        traffic: names of all traffic.
-        findings: those of the file.
-    """
+    """Checks that a file of workloads is for its Definition, with its axes and inputs, and traffic that exists."""
     if check_schema(schema, data, findings, "workloads-invalid"):
         return
     fix = f"record it again in a checkout: python -m tools.record_workloads {path.stem}"

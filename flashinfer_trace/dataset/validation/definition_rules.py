@@ -19,7 +19,7 @@ from flashinfer_trace.format.naming import NamePattern, Naming, NamingError, Tag
 
 #: Names that a parameter of run() would hide from the reference.
 RESERVED = frozenset({"torch", "math", "run"})
-#: What `python -m tools.scaffold` leaves to be written.
+#: `python -m tools.scaffold` marks with it what is left to be written.
 _UNFINISHED = re.compile(r"\bTODO\b")
 
 
@@ -55,7 +55,7 @@ def check_identifiers(candidate: Candidate, findings: Findings) -> None:
     for section in ("axes", "inputs", "outputs"):
         names = candidate.data.get(section)
         for name in names if isinstance(names, dict) else ():
-            # What is no identifier at all violates the schema's pattern, and is reported there.
+            # A name that is not an identifier at all violates the schema's pattern, and is reported there.
             if keyword.iskeyword(name):
                 message = f"{quote(name)} is a Python keyword"
                 findings.add("name-identifier", message, "rename it", pointer_of(section, name))
@@ -252,12 +252,12 @@ def _tag_help(namespace: TagNamespace) -> str:
     return f"must match {namespace.pattern}{example}"
 
 
-#: How many other Definitions of its family a Definition is compared with: what most of them have counts, so that an odd
-#: one among them is reported where it is.
+#: How many other Definitions of its family a Definition is compared with: the majority counts, so an odd one among them
+#: is reported where it is.
 SIBLINGS = 5
 _FIX = "the Definitions of a family have one contract; a function with another one is another family"
 
-#: What all Definitions of a family have in common: no values of axes, and no descriptions.
+#: The common part of all Definitions of a family: no values of axes, and no descriptions.
 Contract = Mapping[str, Any]
 
 
@@ -274,13 +274,7 @@ def contract_of(candidate: Candidate) -> Contract | None:
 
 
 def check_contract(candidate: Candidate, siblings: Sequence[Contract], findings: Findings) -> None:
-    """Compares a Definition with others of its family.
-
-    Args:
-        candidate: the Definition; what is malformed has problems of its own.
-        siblings: the contracts of some others, none of which may be malformed.
-        findings: where problems go.
-    """
+    """Compares a Definition with others of its family."""
     own = contract_of(candidate)
     if own is None or not siblings:
         return

@@ -10,7 +10,7 @@ from typing import Any
 from flashinfer_trace.dataset.evidence import UNVERIFIED, VERIFIED, Evidence, run_file
 from flashinfer_trace.dataset.evidence_run import Entry, Run, chosen_seed, fields_of, implausible, place_of
 from flashinfer_trace.dataset.validation.candidate import Candidate
-from flashinfer_trace.dataset.validation.machine_rules import Line, known_facts, odd_ones
+from flashinfer_trace.dataset.validation.machine_rules import Line, contradictions, odd_ones
 from flashinfer_trace.dataset.validation.problems import Findings, pointer_of, quote
 from flashinfer_trace.dataset.validation.schemas import check_schema
 from flashinfer_trace.format.json_source import JsonSourceError
@@ -23,15 +23,7 @@ _FIX = "record it with `flashinfer-trace verify --record` on a GPU, or tag it st
 
 
 def check_run_file(path: Path, root: Path, data: Any, schema: Any, findings: Findings) -> Run | None:
-    """Checks the header of a run; None if it does not follow the schema or cannot have been recorded.
-
-    Args:
-        path: where it lies.
-        root: the dataset root.
-        data: its JSON.
-        schema: the compiled schema of headers.
-        findings: where problems go.
-    """
+    """Checks the header of a run; None if it does not follow the schema or cannot have been recorded."""
     if check_schema(schema, data, findings, "evidence-invalid"):
         return None
     try:
@@ -43,7 +35,7 @@ def check_run_file(path: Path, root: Path, data: Any, schema: Any, findings: Fin
         if reason is not None:
             findings.add("evidence-invalid", reason, _RECORD, pointer_of(field))
     try:
-        for place, message in known_facts(root).contradictions(data):
+        for place, message in contradictions(data, root):
             findings.add("evidence-invalid", message, _RECORD, pointer_of(*place))
     except (JsonSourceError, KeyError, TypeError, AttributeError) as error:
         findings.add("dataset-schema", f"schema/gpus.json: malformed ({error!r})", "see schema/gpus.schema.json")
@@ -53,15 +45,7 @@ def check_run_file(path: Path, root: Path, data: Any, schema: Any, findings: Fin
 def check_evidence_file(
     path: Path, data: Any, schema: Any, run_of: Callable[[str], Run | None], findings: Findings
 ) -> Evidence | None:
-    """Checks one evidence file by itself; None if it does not follow the schema or cannot have been recorded.
-
-    Args:
-        path: where it lies.
-        data: its lines.
-        schema: the compiled evidence schema.
-        run_of: what the header of a run says, None if it is missing or unusable (then it has problems of its own).
-        findings: where problems go.
-    """
+    """Checks one evidence file by itself; None if it does not follow the schema or cannot have been recorded."""
     if check_schema(schema, data, findings, "evidence-invalid"):
         return None
     entries, usable = [], True
@@ -102,19 +86,13 @@ def check_orphan(path: Path, root: Path, findings: Findings) -> None:
         relative = Path(path.parent.name) / f"{path.stem}.json"
     if len(relative.parts) != 2 or not os.path.isfile(root / "definitions" / relative):
         message = f"there is no Definition at definitions/{relative.as_posix()}"
-        findings.add("evidence-orphan", message, "remove the evidence, or move it beside its Definition's path")
+        findings.add("evidence-orphan", message, "remove the evidence, or move it to its Definition's path")
 
 
 def check_machines(
     every: Mapping[Path, Evidence | None], headers: Mapping[str, Any], findings_of: Callable[[Path], Findings]
 ) -> None:
-    """Compares the machines of all evidence, which `check_evidence_file` has accepted file by file.
-
-    Args:
-        every: by the path of the file.
-        headers: what the file of each run holds, by its name.
-        findings_of: gives the findings of a file.
-    """
+    """Compares the machines of all evidence, which `check_evidence_file` has accepted file by file."""
     lines = [
         Line(path, index, entry.run.name)
         for path, evidence in every.items()
@@ -133,16 +111,7 @@ def check_verified(
     root: Path,
     findings: Findings,
 ) -> None:
-    """Checks that a Definition tagged status:verified is proven (see `flashinfer_trace.dataset.evidence`).
-
-    Args:
-        candidate: the Definition.
-        evidence: its evidence, None if the file is missing or unusable (then it has problems of its own).
-        kernels: those that compute it according to the table, by label.
-        path: where the evidence must lie.
-        root: the dataset root; its schema/naming.json must be usable.
-        findings: those of the Definition.
-    """
+    """Checks that a Definition tagged status:verified is proven (see `flashinfer_trace.dataset.evidence`)."""
     pointer = pointer_of("tags", next(index for index, tag in candidate.tags if tag == VERIFIED))
     shown = path.relative_to(root).as_posix()
     if evidence is None:
@@ -161,14 +130,7 @@ def check_verified(
 def check_release(
     candidate: Candidate, evidence: Evidence | None, kernels: Mapping[str, KernelFacts], findings: Findings
 ) -> None:
-    """Checks that every kernel of a Definition that today's stack has on Hopper ran for it, judged by today's code.
-
-    Args:
-        candidate: the Definition, verified or not.
-        evidence: its evidence, None if there is none (or if it is unusable, which is a problem of its own).
-        kernels: those that compute it according to the table, by label.
-        findings: those of the Definition.
-    """
+    """Checks that every kernel of a Definition that today's stack has on Hopper ran for it, judged by today's code."""
     definition = candidate.definition
     if definition is None:
         return

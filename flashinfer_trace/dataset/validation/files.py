@@ -12,11 +12,7 @@ from flashinfer_trace.dataset.validation.problems import Findings
 
 
 class DatasetFiles:
-    """The files under one dataset root.
-
-    Attributes:
-        root: the dataset root, absolute and without symbolic links.
-    """
+    """The files under one dataset root."""
 
     def __init__(self, root: Path) -> None:
         self.root = Path(os.path.realpath(root))
@@ -56,12 +52,7 @@ class DatasetFiles:
         return path == directory or directory in path.parents
 
     def json_files(self, path: Path, findings_of: Callable[[Path], Findings]) -> Iterator[Path]:
-        """JSON files at or below `path`, sorted. Symbolic links are reported, never followed.
-
-        Args:
-            path: a file or directory.
-            findings_of: gives the findings of a file; what does not belong among Definitions is added to it.
-        """
+        """JSON files at or below `path`, sorted. Symbolic links are reported, never followed."""
         try:
             mode = os.lstat(path).st_mode
             if stat.S_ISLNK(mode):
@@ -95,7 +86,7 @@ class DatasetFiles:
             elif path.suffix == suffix and not entry.is_file(follow_symlinks=False):
                 if entry.is_dir(follow_symlinks=False):
                     findings_of(path).add("file-kind", "is a directory, not a file", "remove it or rename it")
-                else:  # the words of json_source.load, so that the problem is reported once
+                else:  # the words of json_source.load, so the problem is reported once
                     findings_of(path).add("file-kind", "is not a regular file", "replace it by a plain file")
             elif entry.is_dir(follow_symlinks=False):
                 queue.append(path)

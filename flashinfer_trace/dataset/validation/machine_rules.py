@@ -25,7 +25,7 @@ OLDEST = {"hypothesis": "6.135", "python": "3.10", "torch": "2.8"}
 #: Builds of torch that use no NVIDIA GPU, by how their local version begins.
 _NOT_CUDA = ("cpu", "rocm", "xpu")
 #: A value that no other line has stands out if so many lines before it and after it, all at most so far away, agree on
-#: another one. After an upgrade no line has the old value, so that a new value is never between lines of the old one.
+#: another one. After an upgrade no line has the old value, so a new value is never between lines of the old one.
 NEIGHBORS, NEAR = 20, timedelta(hours=1)
 
 Place = tuple[str, ...]
@@ -33,30 +33,22 @@ GPU_NAME: Place = ("gpu", "name")
 CAPABILITY: Place = ("gpu", "compute_capability")
 
 
-class Known(NamedTuple):
-    """The machines that data next to the evidence knows.
+def contradictions(run: Mapping[str, Any], root: Path) -> Iterator[tuple[Place, str]]:
+    """Place and text of what cannot be of one machine: figures that were edited, or copied from another run.
 
-    Attributes:
-        capabilities: GPU, as CUDA names it -> its compute capability (schema/gpus.json).
+    Raises:
+        JsonSourceError, KeyError, TypeError, AttributeError: schema/gpus.json cannot be used.
     """
-
-    capabilities: Mapping[str, str]
-
-    def contradictions(self, run: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:
-        """Place and text of what cannot be of one machine: figures that were edited, or copied from another run."""
-        gpu, libraries = run["gpu"], run["libraries"]
-        if (capability := self.capabilities.get(gpu["name"], gpu["compute_capability"])) != gpu["compute_capability"]:
-            yield (
-                CAPABILITY,
-                f"{gpu['name']} has compute capability {capability}, not {quote(gpu['compute_capability'])}",
-            )
-        yield from _builds(run)
-        installed_here = {**libraries, "python": run["python"], "torch": run["torch"]}
-        for name, needed in {**OLDEST, **BEFORE}.items():
-            if name in installed_here and _numbers(installed_here[name]) < _numbers(needed):
-                place = ("libraries", name) if name in libraries else (name,)
-                text = f"{name} is {quote(installed_here[name])}, but evidence is of {needed} or a later version"
-                yield place, text
+    gpu, libraries, known = run["gpu"], run["libraries"], _capabilities(root)
+    if (capability := known.get(gpu["name"], gpu["compute_capability"])) != gpu["compute_capability"]:
+        text = f"{gpu['name']} has compute capability {capability}, not {quote(gpu['compute_capability'])}"
+        yield CAPABILITY, text
+    yield from _builds(run)
+    installed_here = {**libraries, "python": run["python"], "torch": run["torch"]}
+    for name, needed in {**OLDEST, **BEFORE}.items():
+        if name in installed_here and _numbers(installed_here[name]) < _numbers(needed):
+            place = ("libraries", name) if name in libraries else (name,)
+            yield place, f"{name} is {quote(installed_here[name])}, but evidence is of {needed} or a later version"
 
 
 def _builds(run: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:
@@ -81,20 +73,14 @@ def _numbers(version: str) -> list[int]:
     return [int(number) for number in release.group().split(".")] if release else []
 
 
-def known_facts(root: Path) -> Known:
-    """The machines that the dataset at `root` knows.
-
-    Raises:
-        JsonSourceError, KeyError, TypeError, AttributeError: schema/gpus.json is.
-    """
+def _capabilities(root: Path) -> Mapping[str, str]:
+    """GPU, as CUDA names it -> its compute capability, by schema/gpus.json."""
     table = shared(root, "schema", "gpus.json")
-    capabilities = _capabilities(table, table.stat().st_mtime_ns) if table.exists() else {}
-    return Known(capabilities)
+    return _read_capabilities(table, table.stat().st_mtime_ns) if table.exists() else {}
 
 
 @functools.lru_cache(maxsize=8)
-def _capabilities(path: Path, _modified: int) -> dict[str, str]:
-    """The compute capability of each GPU that schema/gpus.json names."""
+def _read_capabilities(path: Path, _modified: int) -> dict[str, str]:
     return {name: gpu["compute_capability"] for gpu in load_object(path)["gpus"].values() for name in gpu["names"]}
 
 
@@ -114,12 +100,7 @@ class _Facts(NamedTuple):
 
 
 def odd_ones(lines: Sequence[Line], headers: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[Line, str]]:
-    """The lines whose machine the other lines contradict, and what is odd.
-
-    Args:
-        lines: of all evidence.
-        headers: what the file of each of their runs holds, by its name.
-    """
+    """The lines whose machine the other lines contradict, and what is odd."""
     runs = {name: _facts(headers[name]) for name in {line.run for line in lines}}
     by_gpu: dict[str, list[Line]] = defaultdict(list)
     for line in sorted(lines, key=lambda line: runs[line.run].started):

@@ -32,7 +32,7 @@ _DIGITS = re.compile(r"\d+")
 _PARENTHESES = re.compile(r"\((?:[^()]|\([^()]*\))*\)")
 #: Parallel sizes of a description, such as ``TP 1, 2 and 4``.
 _PARALLEL = re.compile(r"\b(TP|EP) (\d+(?:, \d+)*(?: and \d+)?)")
-#: What ends a sentence of a description, and what says in one that sizes are a model's: whether it calls is not said.
+#: The end of a sentence in a description, and words for a model's sizes, which do not say that the model calls it.
 _SENTENCE_END = re.compile(r"(?<=\.)\s+")
 _OF_SIZES = re.compile(r"\b[Ss]izes\b|\b[Tt]he size (?:is|of)\b")
 #: Digits of a number that are looked at, because Python refuses to convert thousands; no size has as many.
@@ -101,11 +101,6 @@ def untagged_models(text: str, tags: Iterable[str], titles: Mapping[str, str]) -
     """The models, each with its title, that a description names although they are not among the model: tags.
 
     None without model: tags: then a description may still say whose sizes these are.
-
-    Args:
-        text: the description.
-        tags: the tags of the Definition.
-        titles: the name of each model as its authors write it -> the model.
     """
     tagged = {tag.partition(":")[2] for tag in tags if tag.startswith("model:")}
     if not tagged or not titles:

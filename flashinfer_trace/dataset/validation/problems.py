@@ -55,7 +55,7 @@ RULES: dict[str, str] = {
     # Tags
     "tag-unknown": "A tag's namespace, or the flag, is in schema/naming.json.",
     "tag-value": "A tag's value is one that its namespace allows.",
-    "tag-meaning": "What causal, paged, quantization: and routing: say of a Definition shows in its name and tensors.",
+    "tag-meaning": "The tags causal, paged, quantization: and routing: agree with the name and the tensors.",
     "tag-duplicate": "No tag appears twice.",
     "tag-claim": "A tag names a kernel that ran by fi_api:, sgl_api: or triton_api:, and any other by called_as:.",
     "tag-model": "A model: tag follows from models/needs/, models/recorded/ or, with a source, models/curated/.",

@@ -112,9 +112,9 @@ def check_reference(reference: Reference, candidate: Candidate, report: Findings
     check_constant_values(reference, candidate, report)
     _check_bindings(reference, notes)
     if len(reference.runs) != 1:
-        found = "is no top-level run()" if not reference.runs else f"are {len(reference.runs)} top-level run()"
+        found = f"there are {len(reference.runs)} top-level run()" if reference.runs else "there is no top-level run()"
         line = reference.runs[1].lineno if reference.runs else 1
-        notes.add("reference-run", line, f"there {found}", "exactly one `def run(<inputs in declared order>):`")
+        notes.add("reference-run", line, found, "exactly one `def run(<inputs in declared order>):`")
         return
     run = reference.runs[0]
     if isinstance(candidate.data.get("inputs"), dict):
@@ -172,7 +172,7 @@ def _check_parameters(run: ast.FunctionDef, inputs: list[str], notes: _Notes) ->
     arguments = run.args
     if arguments.vararg or arguments.kwarg or arguments.kwonlyargs or arguments.defaults or arguments.kw_defaults:
         hint = "plain parameters only: no *args, **kwargs, keyword-only parameters or defaults"
-        notes.add("reference-parameters", run, "run() has parameters that are no plain ones", hint)
+        notes.add("reference-parameters", run, "run() has parameters that are not plain ones", hint)
     parameters = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
     if parameters != inputs:
         message = f"the parameters of run() are ({', '.join(parameters)[:200]})"

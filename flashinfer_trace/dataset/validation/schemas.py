@@ -32,11 +32,7 @@ class Schemas:
         self._compiled: dict[str, Any] = {}
 
     def of(self, name: str) -> Any:
-        """The validator of schema/<name>.schema.json.
-
-        Raises:
-            SchemaFileError: that file cannot be used.
-        """
+        """The validator of schema/<name>.schema.json."""
         if name not in self._compiled:
             self._compiled[name] = self._compile(f"{name}.schema.json")
         return self._compiled[name]
@@ -66,11 +62,7 @@ class Schemas:
 
 
 class SchemaFileError(ValueError):
-    """A file under schema/ cannot be used.
-
-    Attributes:
-        path, line, reason: which, where and why.
-    """
+    """A file under schema/ cannot be used."""
 
     def __init__(self, path: Path, line: int, reason: str) -> None:
         super().__init__(f"{path}:{line}: {reason}")
@@ -109,7 +101,7 @@ def _references(schema: Any) -> Iterator[str]:
 def _check_pattern(_validator: Any, pattern: str, instance: Any, _schema: Any) -> Iterator[Any]:
     from jsonschema import ValidationError
 
-    # JSON Schema means ECMAScript, where $ is the very end; in Python it also matches before a last line break.
+    # JSON Schema means ECMAScript, where $ is the end; in Python it also matches before a last line break.
     try:
         if isinstance(instance, str) and not found_in(pattern, instance):
             yield ValidationError(f"does not match {pattern}")
@@ -152,14 +144,30 @@ def check_schema(validator: Any, data: Any, findings: Findings, rule: str | None
     known = {problem.pointer for problem in findings.problems if problem.rule == "json-number"}
     for error in itertools.islice(validator.iter_errors(data), MAX_PROBLEMS):
         for found, pointer, message, hint in _translate(error):
-            # What has the wrong type is not one of the allowed values either; the type says it all.
+            # A value of the wrong type is not an allowed value either; the type says it all.
             if found == "schema-value" and pointer in pointers:
                 continue
             pointers.add(pointer)
-            # A refused number has become null: that its type is wrong is no second problem.
+            # A refused number has become null: its wrong type is not a second problem.
             if pointer not in known:
                 findings.add(rule or found, message, hint, pointer)
     return pointers
+
+
+def first_problem(name: str, data: Any, root: Path) -> str:
+    """The first violation of schema/<name>.schema.json as text, with its pointer; empty if there is none.
+
+    Raises:
+        SchemaFileError: the schema cannot be used.
+    """
+    findings = Findings(root, root)
+    check_schema(_schema(root, name), data, findings)
+    return next((f"{one.pointer}: {one.message}{f' ({one.hint})' * bool(one.hint)}" for one in findings.problems), "")
+
+
+@functools.lru_cache(maxsize=16)
+def _schema(root: Path, name: str) -> Any:
+    return Schemas(root).of(name)
 
 
 def _translate(error: Any) -> Iterator[tuple[str, str, str, str]]:

@@ -43,15 +43,7 @@ def check_family_tags(
     naming: Naming,
     findings: Findings,
 ) -> None:
-    """The kernels and the other tags, but for the status, are those of the family.
-
-    Args:
-        candidate: the Definition.
-        family: its family, which has the other tags.
-        kernels: what its tags may say of kernels: the rule tag-claim reports what they say otherwise.
-        naming: the namespaces and flags: the rule tag-unknown reports others.
-        findings: where problems go.
-    """
+    """The kernels and the other tags, but for the status, are those of the family."""
     of_family = family.tags_of(str(candidate.name))
     expected = of_family | kernels.named
     present = set()
@@ -96,13 +88,7 @@ _EMBED = "run `flashinfer-trace sync`"
 
 
 def check_claims(candidate: Candidate, kernels: KernelTags, findings: Findings) -> None:
-    """Checks that each kernel that a tag names takes the Definition, and is in the namespace of its state.
-
-    Args:
-        candidate: the Definition.
-        kernels: what its tags may say of kernels (`flashinfer_trace.dataset.kernel_tags.kernel_tags`).
-        findings: where problems go.
-    """
+    """Checks that each kernel that a tag names takes the Definition, and is in the namespace of its state."""
     for index, tag in candidate.tags:
         namespace, _, path = tag.partition(":")
         if namespace not in KINDS or "." not in path:
@@ -136,13 +122,7 @@ _FIX = "use another name, or list the difference with its reason in schema/compa
 
 
 def check_meaning(candidate: Candidate, known: Compatibility, findings: Findings) -> None:
-    """Checks that a Definition takes the workloads and solutions of the one of the same name there.
-
-    Args:
-        candidate: the Definition; a malformed one has problems of its own.
-        known: facts and decisions.
-        findings: where problems go.
-    """
+    """Checks that a Definition takes the workloads and solutions of the one of the same name there."""
     if candidate.name not in known.definitions or candidate.definition is None:
         return
     for one in known.unexpected(candidate.data):

@@ -90,12 +90,7 @@ def distinct_pages(lengths: Sequence[int], page_size: int, shared_prefix: int = 
 
 
 def allocate_pages(
-    lengths: Sequence[int],
-    page_size: int,
-    num_pages: int,
-    shared_prefix: int,
-    draws: Draws,
-    in_a_row: bool = False,
+    lengths: Sequence[int], page_size: int, num_pages: int, shared_prefix: int, draws: Draws, in_a_row: bool = False
 ) -> PageTable:
     """Pages in random order, as after some time of serving, or one after the other, as in a new cache.
 
@@ -174,13 +169,13 @@ LOGIT_KINDS = ("normal", "large", "peaked", "uniform", "positive")
 #: hold for these, unless it leaves the range of bf16 and float32.
 BEYOND_FLOAT16 = 2.0**17
 QUERY_SCALE = {"uniform": 0.0, "large": 20.0, "spread": 200.0, "vast": 16000.0, "beyond_float16": 1 / BEYOND_FLOAT16}
-#: In corners with long requests: a third of the rows has nearly all the weight on the last key that it sees, a third on
-#: a key at an edge of a tile or chunk (`AT_EDGES`) if it sees that, and a third has normal logits.
+#: In corners with long requests: a third of the rows has nearly all the weight on the last key that it sees. A third
+#: has it on a key at an edge of a tile or chunk (`AT_EDGES`), if it sees one. A third has normal logits.
 EDGES = "edges"
 PEAKED = ("peaked", EDGES)
 AT_EDGES = tuple(edge + side for edge in (64, 128, 512, 1024) for side in (-1, 0))
 #: Keys of a long request and the number of short ones, in corners for a CPU. Where heads are many and wide, the long
-#: one has fewer keys, at least LEAST_LONG.
+#: one has fewer keys, LEAST_LONG or more.
 LONG, LEAST_LONG, MANY = 9000, 1000, 70
 #: The products of one query with the keys of such a corner, over all heads, up to which it takes about a second.
 PRODUCTS = 2**26
@@ -206,7 +201,6 @@ class AttentionOptions:
 
 
 def softmax_scale(head_dim: int, factor: float = 1.0) -> float:
-    """float32(factor / sqrt(head_dim)); the factor is one of `SCALES`."""
     return float(torch.tensor(head_dim**-0.5 * factor, dtype=torch.float32))
 
 
@@ -221,12 +215,10 @@ def usual_scale(head_dim: int | None = None) -> Fault:
 
 
 def query_scale(kind: str) -> float:
-    """Standard deviation of the queries that gives logits of this kind."""
     return QUERY_SCALE.get(kind, 1.0)
 
 
 def value_scale(kind: str) -> float:
-    """Standard deviation of the keys and values of a case of this kind."""
     return BEYOND_FLOAT16 if kind == "beyond_float16" else 1.0
 
 
@@ -292,10 +284,8 @@ def draw_lengths(draw: Callable[[Any], Any], request: PlanRequest, page_size: in
 def corner_lengths(request: PlanRequest) -> list[Plan]:
     """Keys and values beyond float16's range, and, on a CPU only, logits whose spread exceeds float32's: it is not
     known what kernels round there, and flashinfer's took products near -5e4, which vast logits exceed, for masked ones.
-
     Normal ones have a request without keys, and queries that see none, unless the options forbid them; every other
-    query sees a key. On a CPU also a long request, and MANY short ones, unless heads are too many and wide.
-    """
+    query sees a key. On a CPU also a long request, and MANY short ones, unless heads are too many and wide."""
     kinds = ("beyond_float16",) if request.large else ("beyond_float16", "spread", "vast", "normal")
     scales = {"beyond_float16": SCALES[2], "normal": SCALES[1]}
     plans: list[Plan] = [{"kv_lens": [300, 40], "logits": kind, "scale": scales.get(kind, SCALES[0])} for kind in kinds]
@@ -324,7 +314,6 @@ def corner_lengths(request: PlanRequest) -> list[Plan]:
 
 
 def products_of_a_key(definition: Definition) -> int:
-    """How many products one query has with a key and its value, over all heads."""
     axes = definition.const_axes
     latent = 2 * axes.get("head_dim_ckv", 0) + axes.get("head_dim_kpe", 0)
     both = axes["qk_dim"] + axes["vo_dim"] if "qk_dim" in axes else 2 * axes.get("head_dim", 0)
@@ -382,7 +371,6 @@ class Requests(PlanShape):
         return replace(self, special=corners)
 
     def pages(self, definition: Definition, plan: Plan) -> int:
-        """How many pages or slots the requests of a plan need."""
         lengths = cached_lengths(plan) if self.cache == "num_slots" else plan["kv_lens"]
         return distinct_pages(lengths, definition.const_axes.get("page_size", 1), plan["shared_prefix"])
 
@@ -390,7 +378,6 @@ class Requests(PlanShape):
         return request if self.options is None else replace(request, plan_options=self.options)
 
     def _cached(self, definition: Definition, plan: Plan) -> Plan:
-        """The plan with entries about a cache."""
         if not self.cache:
             return plan
         plan = {"shared_prefix": 0, "unused": UNUSED_KINDS[0], **plan}
@@ -399,7 +386,6 @@ class Requests(PlanShape):
 
 @st.composite
 def draw_requests(draw: Callable[[Any], Any], shape: Requests, request: PlanRequest) -> Plan:
-    """Lengths, places in the cache, kinds and scale of one case."""
     # Without pages, lengths around multiples of flashinfer's tile of keys are drawn often.
     page_size = request.definition.const_axes.get("page_size", 64 if request.large else 4)
     plan = draw_lengths(draw, request, page_size)
@@ -414,7 +400,6 @@ def draw_requests(draw: Callable[[Any], Any], shape: Requests, request: PlanRequ
 
 
 def cached_lengths(plan: Plan) -> list[int]:
-    """Of each request, the tokens before its queries."""
     return [total - new for total, new in zip(plan["kv_lens"], plan["q_lens"], strict=True)]
 
 
@@ -487,7 +472,6 @@ def corners(request: PlanRequest) -> list[Plan]:
 
 
 def query_lengths(plan: Plan) -> list[int]:
-    """Queries of each request."""
     lengths: list[int] = plan.get("q_lens", [1] * len(plan["kv_lens"]))
     return lengths
 
@@ -508,7 +492,6 @@ def page_table(definition: Definition, plan: Plan, draws: Draws) -> PageTable:
 
 
 def index_inputs(table: PageTable, plan: Plan, device: torch.device) -> Inputs:
-    """The inputs that locate the queries and keys of each request."""
     host = {
         "qo_indptr": indptr(query_lengths(plan), "cpu"),
         "kv_indptr": table.indptr("cpu"),
@@ -563,7 +546,6 @@ def paged_family(
     kernels: tuple[Kernel, ...],
     faults: tuple[Fault, ...],
 ) -> Family:
-    """The record of one family; `Family` documents the arguments."""
     return Family(
         name=name,
         op_type=op_type,

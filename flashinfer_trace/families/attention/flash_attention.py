@@ -13,7 +13,8 @@ flashattention_backend.py:
   range the output is 0 and the lse inf.
 - Latent attention passes the rotary parts as q and k, and the compressed ones as qv and v. Pages of 64 tokens are whole
   tiles, which are loaded whole: a NaN after the last key of a request comes out, as 0 times NaN. Seen on an H200, for
-  decode and prefill; pages of one token, and those of grouped heads, are loaded key by key. SGLang's caches are finite.
+  decode and prefill. So are pages of 128 tokens of grouped heads where a request has more rows of queries than a tile
+  (`single_keys` of the table); others are loaded key by key. SGLang's caches are finite.
 
 FlashAttention 4 (flash-attn-4 4.0.0b18, flash_attn/cute) rounds alike, and splits nothing on Hopper. Latent attention
 through qv and caches in fp8 need Blackwell. It takes a table of pages as well, which SGLang does not use on Hopper.
@@ -30,11 +31,7 @@ import torch
 from flashinfer_trace.families.attention import kernels
 from flashinfer_trace.families.attention.cases import AttentionOptions, kv_lengths
 from flashinfer_trace.families.attention.policies import LOG2_E, Rounding, kernel_policies
-from flashinfer_trace.families.attention.variants import (
-    SINKS_NEED_KEYS,
-    InfiniteBelowTheSink,
-    with_flushed_weights,
-)
+from flashinfer_trace.families.attention.variants import SINKS_NEED_KEYS, InfiniteBelowTheSink, with_flushed_weights
 from flashinfer_trace.families.calls import called
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Kernel, KernelCall, Outputs
@@ -49,7 +46,6 @@ ROUNDING = Rounding(weights=True, sum=False, partial=0)
 
 
 def options(definition: Definition, inputs: Inputs) -> dict[str, Any]:
-    """The arguments of both functions for a Definition's scale, mask, window, cap and sinks."""
     asked = kernels.masking(definition)
     window = int(asked.get("window_left", -1))
     found: dict[str, Any] = {
@@ -159,7 +155,6 @@ def run_cute(definition: Definition, inputs: Inputs, outputs: Outputs) -> Output
 
 
 def over_tensors(function: Callable[..., Any], inputs: Inputs, **more: Any) -> Outputs:
-    """Runs either library's function of ragged tensors."""
     queries, keys = inputs["qo_indptr"], inputs["kv_indptr"]
     output, lse, *_ = function(
         inputs["q"],
@@ -175,7 +170,6 @@ def over_tensors(function: Callable[..., Any], inputs: Inputs, **more: Any) -> O
 
 
 def kernel(path: str, call: KernelCall, takes: AttentionOptions, common: AttentionOptions | None, *more: str) -> Kernel:
-    """A kernel whose batches have queries, and pages if `more` says so."""
     limits = {
         **kernels.BATCHES,
         **(kernels.PAGES if "pages" in more else {}),
@@ -185,7 +179,7 @@ def kernel(path: str, call: KernelCall, takes: AttentionOptions, common: Attenti
 
 
 def with_sinks(plain: Kernel) -> Kernel:
-    """The kernel beside sinks: where a query sees no key, its lse is not the sink; far above the keys, it is inf."""
+    """The kernel with sinks: where a query sees no key, its lse is not the sink; far above the keys, it is inf."""
     output, lse = plain.compare["output"], plain.compare["lse"]
     assert isinstance(lse, ErrorBound)
     reason = f"{lse.reason}; inf where a sink is so far above the keys that exp of the difference is"

@@ -15,6 +15,8 @@ The following is from their source (flashinfer 0.7.2, include/flashinfer/attenti
 - fa3 skips tiles of queries that see nothing. In a tile where other rows see keys, 0.6.12 returned the mean of values
   that such a row must not see, because its masked logits equaled its maximum. 0.7.2 returns 0 and -inf there
   (attention_updater.cuh). Both are known from the source, not measured, so fa3 is given no such plans yet.
+- fa3's epilogue copies outputs that a slower warp has not written, now and then (findings/kernels.json): elements are
+  values instead. A run that met this is not repeated until it passes.
 - Keys from kv_len on are masked and values from there on are zeros, whatever the memory contains, so NaN does not leak.
 """
 
@@ -74,7 +76,6 @@ FA3 = Backend("fa3", Rounding(weights=True, sum=False, partial=0))
 def flashinfer_kernels(
     path: str, run: Run, backends: Sequence[Backend], *, plan_options: AttentionOptions = SOME_KEYS, **how: Any
 ) -> tuple[Kernel, ...]:
-    """One kernel per backend of the wrapper at `path`; `how` are other attributes of `Kernel`."""
     return tuple(
         Kernel(
             path,
@@ -89,10 +90,8 @@ def flashinfer_kernels(
 
 
 def masking(definition: Definition) -> dict[str, float]:
-    """The arguments of plan() for the window of keys and the cap of logits that a Definition has.
-
-    window_left counts the keys before a query's own one.
-    """
+    """The arguments of plan() for the window of keys and the cap of logits that a Definition has. window_left counts
+    the keys before a query's own one."""
     axes = definition.const_axes
     found: dict[str, float] = {}
     if "window_size" in axes:
@@ -121,11 +120,9 @@ def last_page_len(inputs: Inputs) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Planned:
-    """How one of flashinfer's wrappers is made, planned and run, as texts (see `calls.called`).
-
-    Beside inputs, outputs and axes they may name ``last`` (see `last_page_len`), ``offsets`` of the queries,
-    ``caches``, and ``window``, the keys before a query's own one, or -1.
-    """
+    """How one of flashinfer's wrappers is made, planned and run, as texts (see `calls.called`). Beside inputs, outputs
+    and axes they may name ``last`` (see `last_page_len`), ``offsets`` of the queries, ``caches``, and ``window``, the
+    keys before a query's own one, or -1."""
 
     path: str
     plan: str
@@ -133,12 +130,10 @@ class Planned:
     made: str = "backend="
 
     def kernels(self, backends: Sequence[Backend], **how: Any) -> tuple[Kernel, ...]:
-        """See `flashinfer_kernels`."""
         return flashinfer_kernels(self.path, self.call, backends, **how)
 
     @property
     def call(self) -> Run:
-        """The adapter."""
         return functools.partial(run_planned, self.path, self.plan, self.run, self.made)
 
 
@@ -168,7 +163,7 @@ def run_planned(
 
 @functools.cache
 def workspace(device: torch.device) -> torch.Tensor:
-    """Of all wrappers on a GPU: each uses it from its plan to the end of its run, and none in between."""
+    """The workspace of all wrappers on a GPU: each uses it from its plan to the end of its run, and none in between."""
     return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
 
 

@@ -32,7 +32,7 @@ ROWS = (
 )
 #: Where logits c are capped: sum p |c| |v| per element, and sum p |c| per row.
 CAPPED = "capped"
-#: Sums over rows, from which the gain of an output is bounded: how far one rounding of the weights, of the partial
+#: Sums over rows that bound the gain of an output: how far one rounding of the weights, of the partial
 #: outputs or of the output can move it. settled: in rows with a dominating key; worst: in all other rows; squares: the
 #: squares in those other rows.
 ROUNDED = ("weights", "partial", "output")
@@ -85,11 +85,9 @@ def expected(element: dict[str, torch.Tensor], row: dict[str, torch.Tensor]) -> 
 def gains(
     element: dict[str, torch.Tensor], row: dict[str, torch.Tensor], size: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """The ``gain_*`` parts: the errors of each row projected on its output, and summed over all rows.
-
-    Each key's error moves the output toward that key, or, where the denominator has the same error, toward it and
-    away from the output. `size` are the absolute values of the output.
-    """
+    """The ``gain_*`` parts: the errors of each row projected on its output, and summed over all rows. Each key's error
+    moves the output toward that key, or, where the denominator has the same error, toward it and away from the output.
+    `size` are the absolute values of the output."""
     squares, row_size = size.square(), row["size"]
     factors = torch.stack([element["partial"], element["squared_partial"], squares])
     of_partial, of_partial_squares, of_output_squares = factors.mul_(torch.stack([size, squares, squares])).sum(dim=-1)
@@ -156,11 +154,9 @@ class Sizes:
     piece: int
 
     def of(self, queries: int, keys: int) -> int:
-        """Elements of queries and the keys that they see."""
         return queries * self.of_query(keys) + self.kv_heads * keys * (self.key_dim + self.value_dim)
 
     def of_query(self, keys: int) -> int:
-        """Elements of one query and the keys that it sees."""
         return self.heads * max(keys * self.value_dim // self.piece, keys, self.value_dim)
 
 
@@ -260,7 +256,6 @@ def table_of(tiles: Sequence[Tile], place: Mapping[int, int], causal: bool, padd
 
 
 def padded(keys: int) -> int:
-    """How many keys are computed for so many."""
     return keys if keys <= UNPADDED else -(-keys // WHOLE) * WHOLE
 
 
@@ -272,8 +267,8 @@ def slots_of(memory: Memory, requests: torch.Tensor) -> torch.Tensor:
 
 
 #: (weights p [tiles * heads, rows, n], values [tiles * heads, n, value_dim], keys of each tile [tiles]) -> bounds on
-#: the sum of |partial outputs| and on the sum of their squares over the chunks into which a kernel may split the keys,
-#: both [tiles * heads, rows, value_dim].
+#: the sum of |partial outputs| and on that of their squares. Both are sums over the chunks of keys that a kernel can
+#: make, [tiles * heads, rows, value_dim].
 Split = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 #: flashinfer splits the keys of a request into chunks of at least this many tokens (scheduler.cuh: max(128 / page_size,
@@ -297,10 +292,8 @@ def expected_outputs(
     q: torch.Tensor, memory: Memory, sm_scale: float, causal: bool, split: Split, cap: float | None = None
 ) -> dict[str, Expected]:
     """Expected output [queries, heads, value_dim] and lse [queries, heads]; queries align with the end of the keys.
-
     `split` describes how kernels may split the keys; `cap` caps the logits if it is given. The parts of both are those
-    of `expected`.
-    """
+    of `expected`."""
     sums = Sums.of(q, memory, cap is not None)
     kv_heads, group = sums.heads.shape
     sizes = Sizes(kv_heads * group, kv_heads, q.shape[2], memory.values.shape[2], PIECE)
@@ -335,7 +328,6 @@ class Sums:
 
     @classmethod
     def of(cls, q: torch.Tensor, memory: Memory, capped: bool) -> Sums:
-        """The sums of queries that see no key."""
         kv_heads, value_dim = memory.values.shape[1:]
         more = (CAPPED,) if capped else ()
         shape = (len(q) + 1, q.shape[1])
@@ -369,7 +361,6 @@ class Sums:
 
 @functools.lru_cache(maxsize=256)
 def heads_of(count: int, kv_heads: int, device: torch.device) -> torch.Tensor:
-    """Query heads by the key-value head that they share, int64 [key-value heads, heads of a group]."""
     shared = torch.arange(count) // (count // kv_heads)
     return shared.argsort(stable=True).view(kv_heads, -1).to(device)
 
@@ -445,12 +436,10 @@ def attention(
 
 
 def partial_outputs(p: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, page_size: int = 1) -> torch.Tensor:
-    """A bound on the sum of |partial outputs| over the chunks into which the keys may be split: see `Split`.
-
-    A chunk is whole pieces, which add up to at most the sum of |pieces|, and parts of two others, each at most its sum
-    of p |v|; n keys have fewer than n / SMALLEST_CHUNK cuts. Pages of PIECE or more tokens are pieces, which no end
-    cuts. Keys that fit in one chunk are not split.
-    """
+    """A bound on the sum of |partial outputs| over the chunks into which the keys may be split: see `Split`. A chunk is
+    whole pieces, which add up to at most the sum of |pieces|, and parts of two others, each at most its sum of p |v|; n
+    keys have fewer than n / SMALLEST_CHUNK cuts. Pages of PIECE or more tokens are pieces, which no end cuts. Keys that
+    fit in one chunk are not split."""
     shape, most = (len(p), p.shape[1], values.shape[2]), values.shape[1]
     if most <= SMALLEST_CHUNK:
         return p.new_zeros(shape)

@@ -62,11 +62,9 @@ def lse_bound(expected: Expected) -> torch.Tensor:
 
 
 def exponent_error(expected: Expected) -> torch.Tensor:
-    """Relative error of a kernel's weights that a whole tile of keys shares.
-
-    m c is rounded before it is subtracted, u32 |m c| at each change of m, and m c differs from the lse by at most
-    log2(length); ex2.approx, lg2.approx and rcp.approx are within 2^-22 = 4 u32; merging split keys repeats all of it.
-    """
+    """Relative error of a kernel's weights that a whole tile of keys shares. m c is rounded before it is subtracted,
+    u32 |m c| at each change of m, and m c differs from the lse by at most log2(length); ex2.approx, lg2.approx and
+    rcp.approx are within 2^-22 = 4 u32; merging split keys repeats all of it."""
     return expected.parts["lse"].abs().add_(16).mul_(8 * FLOAT32)
 
 
@@ -160,10 +158,9 @@ def gain_figures(expected: Expected) -> dict[str, float]:
 
 def gain_limit(rounding: Rounding) -> Callable[[Expected], float]:
     """Bound on a kernel's gain, |<actual, o> / <o, o> - 1|: where keys cancel, only the average shows a wrong scale.
-
     Roundings to bf16 add up to at most the sum of their projections; without a dominating key they are independent, and
-    add up to 8 times the root of the sum of squares. Heads that share keys may round alike: those of a query are one.
-    """
+    add up to 8 times the root of the sum of squares. Heads that share keys may round alike: those of a query are
+    one."""
 
     def limit(expected: Expected) -> float:
         gain = expected.once(gain_figures)

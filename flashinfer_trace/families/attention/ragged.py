@@ -58,12 +58,7 @@ def memory(inputs: Inputs) -> Memory:
     return Memory(inputs["k"], inputs["v"], queries, lengths, lambda request, position: starts[request] + position)
 
 
-def ragged_family(
-    name: str,
-    op_type: str,
-    twin: Mapping[str, int],
-    others: tuple[Kernel, ...] = (),
-) -> Family:
+def ragged_family(name: str, op_type: str, twin: Mapping[str, int], others: tuple[Kernel, ...] = ()) -> Family:
     """The record of one family; `others` are its kernels other than flashinfer's wrapper."""
     key, value = ("qk_dim", "vo_dim") if "qk_dim" in twin else ("head_dim", "head_dim")
     wrapped = kernels.Planned(
@@ -85,9 +80,7 @@ def ragged_family(
         compare={"output": OUTPUT, "lse": LSE},
         kernels=(
             *wrapped.kernels(
-                (kernels.FA2, kernels.FA3),
-                limits={**kernels.BATCHES, **kernels.QUERIES},
-                plan_options=kernels.SEEING,
+                (kernels.FA2, kernels.FA3), limits={**kernels.BATCHES, **kernels.QUERIES}, plan_options=kernels.SEEING
             ),
             *RAGGED,
             *others,

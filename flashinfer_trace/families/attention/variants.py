@@ -117,7 +117,6 @@ def chunks_at_any_place() -> Split:
 
 
 def expected_of_variant(definition: Definition, inputs: Inputs, memory: Memory, causal: bool) -> dict[str, Expected]:
-    """Expected output and lse, with the cap, the window and the sinks that the Definition has."""
     axes, q, sm_scale = definition.const_axes, inputs["q"], float(inputs["sm_scale"])
     cap = axes.get("logits_soft_cap")
     if "window_size" not in axes and "sinks" not in inputs:
@@ -135,12 +134,10 @@ def expected_of_variant(definition: Definition, inputs: Inputs, memory: Memory, 
 
 
 def below_the_sink(output: Expected, sinks: torch.Tensor) -> torch.Tensor:
-    """Where the largest weight of a key is below 2^-126 because of a sink, bool [queries, heads, 1].
-
-    A kernel may multiply the sum over all keys by 0 there: by exp2 of how far the keys are below the sink, or by the
-    reciprocal of a denominator beyond 2^126. Then sum p |v| is lost. The weights of n such keys add up to less than
-    n 2^-126, and the sink has the rest.
-    """
+    """Where the largest weight of a key is below 2^-126 because of a sink, bool [queries, heads, 1]. A kernel may
+    multiply the sum over all keys by 0 there: by exp2 of how far the keys are below the sink, or by the reciprocal of a
+    denominator beyond 2^126. Then sum p |v| is lost. The weights of n such keys add up to less than n 2^-126, and the
+    sink has the rest."""
     of_sink = sinks.double().unsqueeze(-1) * LOG2_E - output.parts["lse"]  # log2 of its weight
     return (of_sink > -1) & (output.parts["others"] < output.parts["length"] * SMALLEST)
 
@@ -152,7 +149,7 @@ def with_flushed_weights(policy: Policy) -> ErrorBound:
     def bound(expected: Expected) -> torch.Tensor:
         return policy.bound(expected) + expected.parts[LOST]
 
-    return ErrorBound(bound, f"{policy.reason}; beside a sink, weights below 2^-126 may be 0", policy.gain)
+    return ErrorBound(bound, f"{policy.reason}; next to a sink, weights below 2^-126 may be 0", policy.gain)
 
 
 class InfiniteBelowTheSink(ErrorBound):
@@ -210,11 +207,10 @@ def with_error(policy: ErrorBound, error: Callable[[Expected], torch.Tensor], re
     return ErrorBound(bound, f"{policy.reason}; {reason}", None if policy.gain is None else gain)
 
 
-TANH = "tanh.approx is within 2^-11, so that logits c are off by 2^-11 |c|"
+TANH = "tanh.approx is within 2^-11, so logits c are off by 2^-11 |c|"
 
 
 def capped_kernel(kernel: Kernel) -> Kernel:
-    """A kernel of capped logits, with bounds that allow for its tanh.approx."""
     output, lse = kernel.compare["output"], kernel.compare["lse"]
     assert isinstance(output, ErrorBound)
     assert isinstance(lse, ErrorBound)

@@ -34,7 +34,6 @@ LARGEST_BITS, SIGNS_APART = 8191, 8
 
 
 def axis(definition: Definition, letter: str) -> str:
-    """The axis `m`, `n` or `k` as the Definition writes it."""
     return letter if letter in definition.axes else letter.upper()
 
 
@@ -89,11 +88,9 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 
 
 def positive_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a @ b.mT of float32 matrices without negative elements, float64, and never too small: enough for a bound.
-
-    A GPU multiplies on tensor cores. They keep 10 of the bits of each element after the leading one, and cut off up to
-    2^-23 of a sum whenever they add 8 products: 2^-10 + 2^-10 + k / 8 x 2^-23 < `SLACK` up to k = 2^16.
-    """
+    """a @ b.mT of float32 matrices without negative elements, float64, and never too small: enough for a bound. A GPU
+    multiplies on tensor cores. They keep 10 of the bits of each element after the leading one, and cut off up to 2^-23
+    of a sum whenever they add 8 products: 2^-10 + 2^-10 + k / 8 x 2^-23 < `SLACK` up to k = 2^16."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
@@ -168,7 +165,6 @@ LINEAR = calling("torch.nn.functional.linear", "A B bias|None", "cuBLAS")
 
 
 def product(name: str, bound: ErrorBound, *kernels: Kernel, twin: Mapping[str, int] = TWIN) -> Family:
-    """The record of one product."""
     return Family(
         name=name,
         op_type="gemm",

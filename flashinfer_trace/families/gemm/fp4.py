@@ -86,7 +86,6 @@ def dequantized(packed: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
 
 
 def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """The float64 product as (B @ A.T).T. Sums of multiples of 1/4 below 2^22 are exact in float32."""
     rows, weights = dequantized(inputs["A"], inputs["A_scale"]), dequantized(inputs["B"], inputs["B_scale"])
     alpha = float(inputs["alpha"])
     magnitude = (weights.abs() @ rows.abs().T).T.contiguous()
@@ -103,7 +102,6 @@ PRODUCT = ErrorBound(
 
 
 def operands(inputs: Inputs) -> tuple[torch.Tensor, ...]:
-    """The arguments of the CUDA function: packed bytes are unsigned there."""
     packed = (inputs[name].view(torch.uint8) for name in ("A", "B"))
     alpha = torch.tensor([inputs["alpha"]], device=inputs["A"].device)
     return (*packed, inputs["A_scale"], inputs["B_scale"], alpha)

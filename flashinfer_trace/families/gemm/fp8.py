@@ -39,12 +39,10 @@ PLAN = RowPlans(
 
 
 def factor(kind: str) -> float:
-    """By how much the activations of a kind are larger than usual."""
     return FACTORS.get(kind, 1.0)
 
 
 def codes(draws: Draws, shape: Sequence[int], kind: str) -> torch.Tensor:
-    """float8_e4m3fn codes of the planned kind."""
     if kind == "integers":
         return draws.integers(shape, -4, 4, torch.int8).float().to(torch.float8_e4m3fn)
     if kind == "any":
@@ -72,12 +70,10 @@ def scales(
 
 
 def powers_of_two(values: torch.Tensor) -> bool:
-    """Whether all of the positive values are powers of two."""
     return bool((torch.frexp(values).mantissa == 0.5).all())
 
 
 def whole(values: torch.Tensor) -> bool:
-    """Whether all of the values are integers."""
     return bool((values == values.round()).all())
 
 
@@ -118,7 +114,7 @@ def expected_product(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor) -> E
 
 
 ROWS = {"m": (1, 1 << 20)}
-#: Of the functions for codes with a scale for each row of A and of B.
+#: Arguments of the functions for codes with a scale for each row of A and of B.
 SCALED_ARGUMENTS = "A B.T A_scale B_scale C.dtype None"
 SCALED = (
     Family(

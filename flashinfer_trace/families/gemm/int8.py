@@ -31,7 +31,6 @@ PLAN = RowPlans(
 
 
 def codes(draws: Draws, shape: list[int], kind: str) -> torch.Tensor:
-    """int8 codes of the planned kind."""
     if kind == "largest":
         return torch.full(shape, -128, dtype=torch.int8, device=draws.device)
     drawn = draws.normal(shape, scale=CODE_SIGMA).round_().clamp_(-128, 127)
@@ -56,17 +55,14 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 
 
 def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """The exact integers as (B @ A.T).T, times the outer product of the scales, in float64."""
     return {"C": Expected(integer_product(inputs["A"], inputs["B"]) * outer(inputs["A_scale"], inputs["B_scale"]))}
 
 
 def integer_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a [m, k] @ b [n, k].T of integers as float64, which holds every sum of fewer than 2^53 exactly."""
     return (b.double() @ a.double().T).T.contiguous()
 
 
 def outer(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """The products of two vectors in float64, [m, n]."""
     return torch.outer(rows.double(), columns.double())
 
 
@@ -119,7 +115,6 @@ def halves(values: torch.Tensor) -> torch.Tensor:
 
 
 def activations(definition: Definition, plan: Plan, draws: Draws) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Codes, and float16 scales of tokens and of channels."""
     n, k, kind = definition.const_axes["n"], definition.const_axes["k"], plan["values"]
     a = codes(draws, [plan["m"], k], kind)
     of_a, of_w = FAINT.get(kind, (QSERVE_FACTORS.get(kind, 1.0), 1.0))
@@ -168,10 +163,6 @@ def inputs_per_group(definition: Definition, plan: Plan, draws: Draws) -> Inputs
 
 
 def unpacked(packed: torch.Tensor) -> torch.Tensor:
-    """The weights [n, k] of packed bytes, float64: those of each byte are put where its index in its tile says.
-
-    Row 16 a + 8 b + c and column 16 d + 4 e + f of a tile of 32 x 32 are in byte (c, e, d, b, f), half a.
-    """
     n, k = packed.shape[0], 2 * packed.shape[1]
     index = torch.arange(512, device=packed.device)
     f, b, d, e, c = index % 4, index // 4 % 2, index // 8 % 2, index // 16 % 4, index // 64

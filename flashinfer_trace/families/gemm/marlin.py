@@ -27,7 +27,6 @@ PLAN = RowPlans(
 
 
 def packed_numbers(draws: Draws, shape: list[int]) -> torch.Tensor:
-    """int32 of which all bits are random: eight numbers of 0..15."""
     low, high = draws.integers(shape, 0, (1 << 16) - 1), draws.integers(shape, -(1 << 15), (1 << 15) - 1)
     return ((high << 16) | low).to(torch.int32)
 
@@ -63,11 +62,7 @@ def product(a: torch.Tensor, weights: torch.Tensor) -> Expected:
     magnitude = gemm.magnitudes(a, weights.T)
     whole = a.numel() > 0 and bool((a == a.round()).all()) and not moved.any()
     exact = whole and bool(((weights * 8) == (weights * 8).round()).all()) and bool(magnitude.max() < 2**20)
-    parts = {
-        "magnitude": magnitude,
-        "length": torch.tensor(float(a.shape[1])),
-        "shift": (a.double() @ moved).abs(),
-    }
+    parts = {"magnitude": magnitude, "length": torch.tensor(float(a.shape[1])), "shift": (a.double() @ moved).abs()}
     return Expected(a.double() @ weights, parts, exact)
 
 

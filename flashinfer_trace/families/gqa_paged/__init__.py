@@ -21,7 +21,6 @@ from flashinfer_trace.verdict.compare import Expected
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """Normal queries and caches of the planned kind; entries that belong to no request are NaN or stale."""
     device, axes = draws.device, definition.const_axes
     heads, kv_heads, dim = (axes[axis] for axis in ("num_qo_heads", "num_kv_heads", "head_dim"))
     q_lens, kind, sm_scale = cases.query_lengths(plan), plan["logits"], cases.softmax_scale(dim, plan["scale"])
@@ -44,14 +43,12 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 
 
 def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """Expected output and lse."""
     page_size = definition.const_axes["page_size"]
     causal = "qo_indptr" in inputs
     return expected_outputs(inputs["q"], memory(inputs, page_size), inputs["sm_scale"], causal, any_chunks(page_size))
 
 
 def memory(inputs: Inputs, page_size: int) -> Memory:
-    """Where the keys and values of the requests are."""
     return cases.paged_memory(inputs, inputs["k_cache"].flatten(0, 1), inputs["v_cache"].flatten(0, 1), page_size)
 
 
@@ -71,7 +68,6 @@ PREFILL_PLANNED = kernels.Planned(
 
 
 def run_triton(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    """SGLang's Triton kernel, for slots of one token."""
     keys, values = (inputs[name].flatten(0, 1) for name in ("k_cache", "v_cache"))
     arguments = (inputs["kv_indptr"], inputs["kv_indices"], float(inputs["sm_scale"]))
     return triton.attend(inputs["q"], keys, values, *arguments, outputs["output"])
@@ -90,7 +86,6 @@ TWIN = {"num_qo_heads": 6, "num_kv_heads": 2, "head_dim": 64}
 
 
 def family(name: str, page_size: int, kernels: tuple[Kernel, ...]) -> Family:
-    """The record of one family; `page_size` is that of its twin."""
     twin = {**TWIN, "page_size": page_size}
     return cases.paged_family(name, "gqa_paged", twin, make_inputs, oracle, kernels, (cases.usual_scale(),))
 

@@ -44,7 +44,6 @@ def corners(request: PlanRequest) -> list[Plan]:
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """Normal queries, keys and values of the planned kind; slots that belong to no request are NaN or stale."""
     axes, device, kind = definition.const_axes, draws.device, plan["logits"]
     heads, kv_heads, qk_dim, vo_dim = (axes[axis] for axis in ("num_qo_heads", "num_kv_heads", "qk_dim", "vo_dim"))
     table, q_lens, sm_scale = (
@@ -89,7 +88,6 @@ def places(table: cases.PageTable, q_lens: list[int]) -> torch.Tensor:
 
 
 def memory(inputs: Inputs) -> Memory:
-    """Where the keys and values of the requests are: cached ones, then new ones."""
     starts, offsets, indices = inputs["kv_indptr"], inputs["qo_indptr"], inputs["kv_indices"]
     queries, cached = torch.stack([offsets, starts]).tolist()
     lengths = [end - first for first, end in itertools.pairwise(cached)]

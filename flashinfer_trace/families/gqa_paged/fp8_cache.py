@@ -50,7 +50,6 @@ SCALES = {
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """Queries and caches of the planned kind, rounded to e4m3; entries of no request are NaN or stale."""
     axes, kind = definition.const_axes, plan["logits"]
     heads, kv_heads, dim = (axes[axis] for axis in ("num_qo_heads", "num_kv_heads", "head_dim"))
     requests, sm_scale = plan["kv_lens"], cases.softmax_scale(dim, plan["scale"])
@@ -182,7 +181,6 @@ def run_triton(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outp
 
 
 def run_flash_attention(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    """FlashAttention 3 as SGLang's fa3 backend calls it."""
     shape = (len(inputs["q"]), definition.const_axes["num_kv_heads"])
     scales = {
         f"{name}_descale": torch.full(shape, float(inputs[f"{name}_scale"]), device=inputs["q"].device) for name in "kv"

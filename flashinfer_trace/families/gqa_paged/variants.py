@@ -54,7 +54,6 @@ def with_cap(definition: Definition, expected: dict[str, Expected]) -> dict[str,
 
 
 def cap_error(expected: Expected) -> torch.Tensor:
-    """What errors d of the capped logits do to an output o: at most the sum of p |d| |v - o|."""
     return (expected.parts["weighted"] + expected.value.abs()) * (expected.parts["cap"] * TRITON_CAP_ERROR)
 
 
@@ -74,7 +73,6 @@ def run_triton(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outp
 
 
 def decode_kernel(variant: str) -> Kernel:
-    """The kernel of one variant without a window."""
     kernel = triton.decode_kernel(run_triton)
     output, lse = (kernel.compare[name] for name in ("output", "lse"))
     assert isinstance(output, ErrorBound)
@@ -120,14 +118,12 @@ def sink_kernels(decode: bool) -> tuple[Kernel, ...]:
 
 
 def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """Expected output and lse; where logits are capped, their parts have the cap as well."""
     page_size = definition.const_axes["page_size"]
     found = variants.expected_of_variant(definition, inputs, memory(inputs, page_size), "qo_indptr" in inputs)
     return with_cap(definition, found)
 
 
 def family(plain: Family, variant: str) -> Family:
-    """The record of one variant, which has one family for all page sizes."""
     decode = plain.name == PLAIN_DECODE
     kernels = sink_kernels(decode) if "sinks" in variant else plain.kernels
     found = variants.variant_family(plain, variant, kernels, oracle)

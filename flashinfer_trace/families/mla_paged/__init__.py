@@ -14,7 +14,6 @@ TWIN = {"num_qo_heads": 4, "head_dim_ckv": 64, "head_dim_kpe": 16}
 
 
 def family(name: str, page_size: int, kernels: tuple[Kernel, ...]) -> Family:
-    """The record of one family; `page_size` is that of its twin."""
     twin = {**TWIN, "page_size": page_size}
     return paged_family(name, "mla_paged", twin, make_inputs, oracle, kernels, (usual_scale(SCALED_DIM),))
 

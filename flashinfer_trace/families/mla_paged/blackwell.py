@@ -17,7 +17,7 @@ from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Kernel, Outputs
 
 ROUNDING = Rounding(weights=True, sum=True, partial=1)
-#: What SGLang gives trtllm-gen; it must be zeros before the first call.
+#: Workspace that SGLang gives trtllm-gen; it must be zeros before the first call.
 WORKSPACE_BYTES = 150 * 2**20
 #: The dimension of a head before absorption, which only names the model to trtllm-gen.
 HEAD_DIM_NOPE = 128

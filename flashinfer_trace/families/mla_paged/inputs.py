@@ -35,13 +35,11 @@ SMALLEST_CHUNK = 32
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """The inputs that the Definition has."""
     inputs = all_inputs(definition, plan, draws)
     return {name: inputs[name] for name in definition.inputs}
 
 
 def all_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """Normal queries and caches of the planned kind; entries that belong to no request are NaN or stale."""
     device, axes = draws.device, definition.const_axes
     heads, ckv_dim, kpe_dim = (axes[axis] for axis in ("num_qo_heads", "head_dim_ckv", "head_dim_kpe"))
     q_lens, kind, sm_scale = query_lengths(plan), plan["logits"], softmax_scale(SCALED_DIM, plan["scale"])
@@ -66,7 +64,6 @@ def all_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 
 
 def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """Expected output and lse."""
     own, causal = memory(inputs, definition.const_axes["page_size"]), "qo_indptr" in inputs
     return expected_outputs(queries_of(inputs), own, inputs["sm_scale"], causal, planned_chunks)
 
@@ -77,18 +74,15 @@ def queries_of(inputs: Inputs) -> torch.Tensor:
 
 
 def memory(inputs: Inputs, page_size: int) -> Memory:
-    """Where the keys and values of the requests are."""
     keys = torch.cat([inputs["ckv_cache"], inputs["kpe_cache"]], dim=-1).flatten(0, 1).unsqueeze(1)
     return paged_memory(inputs, keys, inputs["ckv_cache"].flatten(0, 1).unsqueeze(1), page_size)
 
 
 def planned_chunks(p: torch.Tensor, values: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Sums of |partial output| and of its square over chunks of keys, each maximized over the possible chunk lengths.
-
     flashinfer's MLAPlan splits the keys of a request into chunks of 32, 64, 128, 192 or a multiple of 256 tokens,
     depending on the load of the GPU; each partial output is stored in bf16. Keys that fit in one chunk are not split,
-    so both sums are zero. `Split` describes the arguments.
-    """
+    so both sums are zero. `Split` describes the arguments."""
     shape, most = (len(p), p.shape[1], values.shape[2]), values.shape[1]
     if most <= SMALLEST_CHUNK:
         nothing = p.new_zeros(shape)

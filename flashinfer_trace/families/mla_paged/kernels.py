@@ -41,7 +41,6 @@ BACKENDS = (
 
 
 def run_flashinfer(backend: str, definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    """flashinfer's wrapper for latent attention, for decode and for prefill."""
     from flashinfer.mla import BatchMLAPagedAttentionWrapper, MLAPlanMetadata
 
     axes, q_nope = definition.const_axes, inputs["q_nope"]

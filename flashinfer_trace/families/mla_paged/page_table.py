@@ -43,7 +43,6 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 
 
 def listed(definition: Definition, inputs: Inputs) -> Inputs:
-    """The inputs of the families with a list of pages."""
     axes, table, lengths = definition.const_axes, inputs["page_table"], inputs["seq_lens"]
     pages = (lengths + axes["page_size"] - 1) // axes["page_size"]
     used = torch.arange(table.shape[1], device=table.device) < pages[:, None]
@@ -96,7 +95,6 @@ def run_cutlass(definition: Definition, inputs: Inputs, outputs: Outputs) -> Out
 
 
 def decode_kernel(path: str, call: KernelCall, variant: str = "", rounding: Rounding = ROUNDING) -> Kernel:
-    """One kernel, with the policy of its output: it has no lse."""
     return Kernel(
         path,
         call,

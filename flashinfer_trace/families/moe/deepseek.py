@@ -47,13 +47,9 @@ from flashinfer_trace.harness.plans import FLAG, Count, Drawn, RowPlans
 
 @dataclass(frozen=True)
 class RoutingOptions:
-    """The inputs that a kernel accepts.
-
-    Attributes:
-        ties: whether experts may have equal scores; otherwise it need not choose the lower index.
-        faint: whether logits may be below -17. trtllm-gen computes a sigmoid as 0.5 tanh(x / 2) + 0.5, which is 0 there
-            in float32 (RoutingKernel.cuh, sigmoid_accurate), and divides by the sum of such zeros.
-    """
+    """The inputs that a kernel accepts: `ties`, equal scores, where it chooses the lower index; `faint`, logits
+    below -17, where trtllm-gen's sigmoid, 0.5 tanh(x / 2) + 0.5, is 0 (RoutingKernel.cuh) and it divides by sums of
+    these."""
 
     ties: bool = True
     faint: bool = True
@@ -70,16 +66,14 @@ def run_pipeline(
     return kernels.run_experts(definition, inputs, outputs, weights, ids, products)
 
 
-GROUPED_PRODUCT = "sgl_kernel.fp8_blockwise_scaled_grouped_mm"
 STEPS = "prepare_moe_input, shuffle_rows, silu_and_mul, group_quant, shuffle_mul_sum"
-
-#: What SGLang's gates take; see `gating`.
+#: Options of SGLang's gates; see `gating`.
 WITHOUT_TIES = RoutingOptions(ties=False)
 
 KERNELS = (
     *(
         kernels.experts_kernel(
-            GROUPED_PRODUCT,
+            kernels.GROUPED_PRODUCT,
             functools.partial(run_pipeline, gate, kernels.fp8_products),
             kernels.HOPPER,
             f"pipeline: {gate[0].rpartition('.')[2]}, {STEPS}",
@@ -167,7 +161,6 @@ def decidable(definition: Definition, logits: torch.Tensor, bias: torch.Tensor, 
 
 
 def draw_logits(definition: Definition, plan: Plan, bias: torch.Tensor, draws: Draws) -> torch.Tensor:
-    """float32 [seq_len, num_experts]; undecidable rows are replaced by the first decidable one."""
     axes, count = definition.const_axes, plan["seq_len"]
     shape = [count + SPARE_ROWS, axes["num_experts"]]
     first = plan["rank"] * axes["num_local_experts"]
@@ -190,7 +183,6 @@ def draw_logits(definition: Definition, plan: Plan, bias: torch.Tensor, draws: D
 def make_inputs(
     experts: Callable[[Definition, Plan, Draws], Inputs], definition: Definition, plan: Plan, draws: Draws
 ) -> Inputs:
-    """Inputs whose activations and weights `experts` makes."""
     bias = draw_bias(definition, plan, draws)
     found = {
         "routing_logits": draw_logits(definition, plan, bias, draws),
@@ -201,17 +193,6 @@ def make_inputs(
     }
     return spoil_unchosen(definition, plan, found, lambda: route(definition, found) > 0)
 
-
-FP8_FAMILIES = (
-    experts_family(
-        "moe_fp8_block_scale_ds_routing",
-        FP8_TWIN,
-        PLAN,
-        functools.partial(make_inputs, fp8_experts),
-        functools.partial(experts_oracle, FP8_BLOCKS, route),
-        KERNELS,
-    ),
-)
 
 #: Rows that trtllm-gen's epilogue permutes together, and input features of one block of its weights.
 EPILOGUE_ROWS, BLOCK_K = 128, 128
@@ -251,27 +232,15 @@ def run_trtllm_bf16(definition: Definition, inputs: Inputs, outputs: Outputs) ->
 
 
 TRTLLM_BF16 = "flashinfer.fused_moe.trtllm_bf16_moe"
-BF16_FAMILIES = (
-    experts_family(
-        "moe_bf16_ds_routing",
-        {**TWIN, "n_group": 4, "topk_group": 2},
-        PLAN,
-        functools.partial(make_inputs, bf16_experts),
-        functools.partial(experts_oracle, BF16, route),
-        (
-            kernels.experts_kernel(
-                "torch.nn.functional.grouped_mm",
-                functools.partial(run_pipeline, ROUTER_CALL, kernels.bf16_products),
-                BF16_HOPPER,
-                "pipeline with sgl_kernel: moe_fused_gate, prepare_moe_input, shuffle_rows, silu_and_mul, "
-                "shuffle_mul_sum",
-                WITHOUT_TIES,
-            ),
-            kernels.experts_kernel(
-                "flashinfer.fused_moe.trtllm_bf16_moe", run_trtllm_bf16, BF16_HOPPER, options=TRTLLM_GEN
-            ),
-        ),
+BF16_KERNELS = (
+    kernels.experts_kernel(
+        "torch.nn.functional.grouped_mm",
+        functools.partial(run_pipeline, ROUTER_CALL, kernels.bf16_products),
+        BF16_HOPPER,
+        "pipeline with sgl_kernel: moe_fused_gate, prepare_moe_input, shuffle_rows, silu_and_mul, shuffle_mul_sum",
+        WITHOUT_TIES,
     ),
+    kernels.experts_kernel(TRTLLM_BF16, run_trtllm_bf16, BF16_HOPPER, options=TRTLLM_GEN),
 )
 
 #: Standard deviation of what `drawn_tensor` draws: codes of 2.93 times scales of 4.7, both as root mean squares.
@@ -400,34 +369,18 @@ def run_trtllm_fp4(definition: Definition, inputs: Inputs, outputs: Outputs) -> 
     return {"output": called("flashinfer.fused_moe.trtllm_fp4_block_scale_moe", text, definition, given)[0]}
 
 
-NVFP4_FAMILIES = (
+TRTLLM_FP4 = "flashinfer.fused_moe.trtllm_fp4_block_scale_moe"
+NVFP4_KERNELS = (kernels.experts_kernel(TRTLLM_FP4, run_trtllm_fp4, FP4_BLACKWELL, options=TRTLLM_GEN),)
+BF16_TWIN = {**TWIN, "n_group": 4, "topk_group": 2}
+NVFP4_SIZES = {"hidden_size": 160, "intermediate_size": 96, "gemm1_out_size": 192, "hidden_bytes": 80}
+NVFP4_BLOCKS = {"intermediate_bytes": 48, "num_hidden_blocks": 10, "num_intermediate_blocks": 6}
+FAMILIES = tuple(
     experts_family(
-        "moe_nvfp4_ds_routing",
-        {
-            "num_experts": 32,
-            "num_local_experts": 8,
-            "n_group": 4,
-            "topk_group": 2,
-            "hidden_size": 160,
-            "intermediate_size": 96,
-            "gemm1_out_size": 192,
-            "hidden_bytes": 80,
-            "intermediate_bytes": 48,
-            "num_hidden_blocks": 10,
-            "num_intermediate_blocks": 6,
-        },
-        PLAN,
-        nvfp4_inputs,
-        functools.partial(experts_oracle, NVFP4, route),
-        (
-            kernels.experts_kernel(
-                "flashinfer.fused_moe.trtllm_fp4_block_scale_moe",
-                run_trtllm_fp4,
-                FP4_BLACKWELL,
-                options=TRTLLM_GEN,
-            ),
-        ),
-        UNVERIFIED,
-    ),
+        f"moe_{name}_ds_routing", twin, PLAN, inputs, functools.partial(experts_oracle, arithmetic, route), *more
+    )
+    for name, twin, inputs, arithmetic, *more in (
+        ("fp8_block_scale", FP8_TWIN, functools.partial(make_inputs, fp8_experts), FP8_BLOCKS, KERNELS),
+        ("bf16", BF16_TWIN, functools.partial(make_inputs, bf16_experts), BF16, BF16_KERNELS),
+        ("nvfp4", {**BF16_TWIN, **NVFP4_SIZES, **NVFP4_BLOCKS}, nvfp4_inputs, NVFP4, NVFP4_KERNELS, UNVERIFIED),
+    )
 )
-FAMILIES = (*FP8_FAMILIES, *BF16_FAMILIES, *NVFP4_FAMILIES)

@@ -106,7 +106,6 @@ def products(
 
 
 def scaled(expected: Expected, factors: torch.Tensor) -> Expected:
-    """The products times one factor a row."""
     size = factors.abs()
     of = {"magnitude": size, "spread": size, "squares": size.square()}
     parts = {name: part * of[name] if name in of else part for name, part in expected.parts.items()}
@@ -120,10 +119,8 @@ def reshaped(expected: Expected, shape: tuple[int, ...], exact: bool) -> Expecte
 
 
 def float32_error(expected: Expected) -> torch.Tensor:
-    """One rounding to bf16, float32 sums, and activations that are halfway between two codes.
-
-    The rounded number is the sum with its errors: wrong codes can make it much larger than the expected value.
-    """
+    """One rounding to bf16, float32 sums, and activations that are halfway between two codes. The rounded number is the
+    sum with its errors: wrong codes can make it much larger than the expected value."""
     parts = expected.parts
     inside = summation_error(parts["magnitude"], int(parts["length"])) + TERM_ROUNDINGS * U32 * parts["magnitude"]
     off = inside + parts["spread"]
@@ -155,7 +152,7 @@ TRUNCATED = ErrorBound(
 )
 
 #: ``positive``: activations of one sign. ``integers``: sums are exact in float32, so a kernel must round correctly.
-#: ``spread``: rows, and scales of rows of weights, of very different magnitude.
+#: ``spread``: rows, and scales of rows of weights, whose magnitudes differ widely.
 KINDS = ("normal", "large", "tiny", "positive", "integers", "spread")
 #: ``vanishing``: far below the smallest scale, so codes have few bits left.
 FP8_KINDS = ("normal", "large", "tiny", "positive", "vanishing", "spread")
@@ -196,7 +193,6 @@ FP8_PLAN = plans_of(FP8_KINDS, [{"seq_len": 9, "values": "vanishing", "mul": mul
 
 
 def drawn_activations(shape: list[int], kind: str, zero_row: bool, draws: Draws) -> torch.Tensor:
-    """bfloat16 rows whose blocks differ in magnitude; on request, one row is zero."""
     if kind == "integers":
         rows = draws.values(shape, torch.bfloat16, kind)
     else:

@@ -28,7 +28,6 @@ SCALES = {"usual": 1.0, "large": 1e5, "negative": -1.0}
 
 
 def softplus_scores(logits: torch.Tensor) -> torch.Tensor:
-    """sqrt(log(exp(0) + exp(l))) in float64."""
     return torch.logaddexp(logits, torch.zeros_like(logits)).sqrt()
 
 
@@ -68,7 +67,6 @@ def softplus_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expecte
 
 
 def hash_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """A table of different experts for each token of the vocabulary."""
     axes, count = definition.const_axes, plan["seq_len"]
     scale, shift = HASHED_LOGITS[plan["logits"]]
     first, step = draws.integers([axes["vocab_size"], 1], 0, axes["num_experts"] - 1), torch.arange(axes["top_k"])
@@ -106,7 +104,6 @@ def scaled_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]
 
 
 def scaled_bound(expected: Expected) -> torch.Tensor:
-    """A float32 softmax over up to 8 logits, whose exponents are rounded twice; a share below 2^-126 may be 0."""
     relative = (2 * expected.parts["distance"] + SINGLE_ROUNDINGS + CONFIDENCE * 8**0.5) * U32
     return expected.value.abs() * relative + torch.finfo(torch.float32).smallest_normal * expected.parts["scale"]
 
@@ -128,7 +125,6 @@ def append_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 
 
 def append_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """Column by column."""
     axes, ids = definition.const_axes, inputs["routed_ids"].long()
     own = [torch.full_like(ids[:, 0], axes["num_experts"] + n) for n in range(axes["num_fused_shared_experts"])]
     columns = [*inputs["routed_weights"].unbind(1), *inputs["shared_weights"].unbind(1)]

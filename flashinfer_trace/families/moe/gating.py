@@ -34,13 +34,8 @@ TANH_ERROR = 2.0**-12
 
 @dataclass(frozen=True)
 class RouterOptions:
-    """The inputs that a kernel accepts.
-
-    Attributes:
-        score_error: how far its scores may be off, in addition to float32 roundings: closer experts may change places.
-        negative: whether all s + bias of a token may be below zero.
-        ties: whether experts may have equal s + bias; otherwise it need not choose the lower index.
-    """
+    """The inputs that a kernel accepts, given how far its scores may be off, in addition to float32 roundings: whether
+    all s + bias of a token may be negative, and equal ones of experts, where it chooses the lower index."""
 
     score_error: float = 0.0
     negative: bool = True
@@ -55,7 +50,6 @@ IDS = Exact("best first, the lower index first among equal values; almost equal 
 
 
 def weight_error(expected: Expected) -> torch.Tensor:
-    """Errors of scores relative to themselves: u (32 + 4 |logit|), the latter for the exponent of the sigmoid."""
     return expected.value.abs() * U32 * (SINGLE_ROUNDINGS + 4 * expected.parts["reach"])
 
 
@@ -142,9 +136,8 @@ SHARED = (
         plan_options=RouterOptions(ties=False),
     ),
 )
-SIGMOID = (
-    router("sgl_kernel.topk_sigmoid", "topk_weights topk_ids routing_logits norm_topk_prob correction_bias", UNBIASED),
-)
+SIGMOID_CALL = "topk_weights topk_ids routing_logits norm_topk_prob correction_bias"
+SIGMOID = (router("sgl_kernel.topk_sigmoid", SIGMOID_CALL, UNBIASED),)
 
 #: ``peaked``: scores near 0 and 1; ``equal``: all logits of a token are equal; ``one_group``: one group is far better.
 LOGITS = ("random", "peaked", "ties", "equal", "one_group")
@@ -170,10 +163,7 @@ ATTEMPTS = 10
 def logits_of(request: PlanRequest) -> list[str]:
     """For a kernel whose scores are off, none that are too close: near 0 and 1, or apart by the bias alone."""
     options = request.options_of(RouterOptions)
-    left_out = {
-        *(("peaked", "equal") if options.score_error else ()),
-        *(() if options.ties else ("ties", "equal")),
-    }
+    left_out = {*(("peaked", "equal") if options.score_error else ()), *(() if options.ties else ("ties", "equal"))}
     return [kind for kind in LOGITS if kind not in left_out]
 
 
@@ -210,7 +200,6 @@ PLAN = RowPlans(
 
 
 def draw_bias(definition: Definition, plan: Plan, draws: Draws) -> torch.Tensor:
-    """float32 [num_experts]."""
     shape = [definition.const_axes["num_experts"]]
     if plan["bias"] == "beyond_float16":
         return torch.arange(1, shape[0] + 1, device=draws.device) * 65536.0
@@ -227,7 +216,6 @@ def draw_bias(definition: Definition, plan: Plan, draws: Draws) -> torch.Tensor:
 
 
 def draw_logits(definition: Definition, plan: Plan, draws: Draws) -> torch.Tensor:
-    """float32 [seq_len + SPARE_ROWS, num_experts]."""
     experts, groups = definition.const_axes["num_experts"], definition.const_axes.get("n_group", 1)
     shape = [plan["seq_len"] + SPARE_ROWS, experts]
     logits = draws.normal(shape) * (3.0 if plan["routing"] == "peaked" else 1.0)
@@ -246,7 +234,6 @@ def draw_logits(definition: Definition, plan: Plan, draws: Draws) -> torch.Tenso
 
 
 def routed_count(definition: Definition) -> int:
-    """How many experts a router chooses; shared ones are not chosen."""
     axes = definition.const_axes
     return axes["top_k"] - axes.get("num_fused_shared_experts", 0)
 
@@ -259,11 +246,9 @@ def decidable(
     ties: bool = True,
     any_logit: bool = False,
 ) -> torch.Tensor:
-    """Rows whose choice and order float32 cannot change: neighbors are equal, or farther apart than their errors.
-
-    Two pairs of experts with the same sum need not tie, so groups must differ or have equal best experts. Without
-    `ties`, none may be equal. With `any_logit`, scores may be smaller than `LOGIT_RANGE`: no kernel gets those.
-    """
+    """Rows whose choice and order float32 cannot change: neighbors are equal, or farther apart than their errors. Two
+    pairs of experts with the same sum need not tie, so groups must differ or have equal best experts. Without `ties`,
+    none may be equal. With `any_logit`, scores may be smaller than `LOGIT_RANGE`: no kernel gets those."""
     candidates, groups = grouped_choice(definition, torch.sigmoid(logits.double()) + bias.double())
     smallest = GAP * (1 + float(bias.double().abs().max())) + 2 * score_error
     ordered, order = candidates.sort(dim=1, descending=True)
@@ -302,11 +287,9 @@ def router_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 
 
 def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """The chosen experts by counting ranks, not by sorting, and their weights.
-
-    Parts of the weights: ``reach``, the largest |logit| of a row's chosen experts; ``total``, what their scores are
-    divided by (1 if by nothing); ``share``, the largest weight of a sum of one; ``factor``; ``bias``, the largest.
-    """
+    """The chosen experts by counting ranks, not by sorting, and their weights. Parts of the weights: ``reach``, the
+    largest |logit| of a row's chosen experts; ``total``, what their scores are divided by (1 if by nothing); ``share``,
+    the largest weight of a sum of one; ``factor``; ``bias``, the largest."""
     logits = inputs["routing_logits"].double()
     bias = inputs["routing_bias" if "routing_bias" in inputs else "correction_bias"].double()
     scores = 1 / (1 + torch.exp(-logits))
@@ -335,7 +318,6 @@ def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
 def family(
     name: str, twin: Mapping[str, int], its_kernels: tuple[Kernel, ...], unseen: Mapping[str, str] | None = None
 ) -> Family:
-    """The record of one router."""
     return Family(
         name=name,
         op_type="moe",

@@ -42,7 +42,6 @@ DEEP_GEMM_ROWS = 128
 
 
 def problem_sizes(inputs: Inputs, columns: int, depth: int, transposed: bool = False) -> torch.Tensor:
-    """int32 [num_experts, 3]: rows, columns out and columns in; columns out first for the transposed product."""
     rows = inputs["expert_offsets"].diff()
     sizes = [rows, torch.full_like(rows, columns), torch.full_like(rows, depth)]
     return torch.stack([sizes[1], sizes[0], sizes[2]] if transposed else sizes, dim=1).contiguous()
@@ -131,7 +130,6 @@ def run_masked(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outp
 
 
 def hopper(path: str, call: KernelCall) -> Kernel:
-    """A kernel that Hopper's tensor cores run."""
     return Kernel(path, call, limits=ROWS, compare={"output": TRUNCATED})
 
 
@@ -145,7 +143,7 @@ W4A8_PATH = "sgl_kernel.cutlass_w4a8_moe_mm"
 W4A8 = (hopper(W4A8_PATH, run_w4a8),)
 
 #: ``integers``: small codes, and scales that are powers of two: every sum is exact, in any kernel.
-#: ``spread``: rows, and scales of rows of weights, of very different magnitude.
+#: ``spread``: rows, and scales of rows of weights, whose magnitudes differ widely.
 KINDS = ("normal", "large", "tiny", "integers", "spread")
 #: ``one``: all rows belong to one expert; ``even``: as evenly as they can be; ``uneven``: some experts have none.
 #: Traffic has ``routed`` ones: each row chose its expert by chance.
@@ -172,7 +170,6 @@ PLAN = RowPlans(
 
 
 def group_lengths(total: int, experts: int, kind: str, draws: Draws) -> list[int]:
-    """The rows of each expert."""
     if kind == "one":
         chosen = draws.host_integers(1, 0, experts - 1)[0]
         return [total if expert == chosen else 0 for expert in range(experts)]
@@ -192,18 +189,15 @@ def offsets_of(definition: Definition, plan: Plan, draws: Draws) -> torch.Tensor
 
 
 def activations(definition: Definition, plan: Plan, draws: Draws) -> torch.Tensor:
-    """float32 [total_rows, k]."""
     shape = [plan["total_rows"], definition.const_axes["k"]]
     return drawn_activations(shape, plan["values"], plan["zero_row"], draws).float()
 
 
 def powers(shape: list[int], draws: Draws) -> torch.Tensor:
-    """float32 1/2, 1 or 2."""
     return torch.exp2(draws.integers(shape, -1, 1).float())
 
 
 def spread_of(plan: Plan) -> tuple[int, int]:
-    """The exponents between which scales of weights differ."""
     return SCALES_SPREAD if plan["values"] == "spread" else (0, 0)
 
 

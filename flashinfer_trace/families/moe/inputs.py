@@ -36,20 +36,18 @@ TIED_LOGITS = (-1.0, 0.0, 2.0)
 FAINT_LOGIT = -22.0
 #: And sums of sigmoids of logits near this one are below 1e-12, to which some clamp sums, and far above 1e-20.
 FAINTEST_LOGIT = -31.5
-#: Extra rows of logits, from which undecidable rows can be replaced.
+#: Extra rows of logits, which replace undecidable rows.
 SPARE_ROWS = 16
 #: Fewer tokens than this choose local experts only; otherwise most would choose none on this rank, and prove nothing.
 FEW_TOKENS = 16
 
 
 def ranks_of(request: PlanRequest) -> range:
-    """The ranks over which the experts are spread."""
     axes = request.definition.const_axes
     return range(axes["num_experts"] // axes["num_local_experts"])
 
 
 def tied_logits(shape: Sequence[int], draws: Draws) -> torch.Tensor:
-    """float32 logits of a few values."""
     levels = torch.tensor(TIED_LOGITS, device=draws.device)
     return levels[draws.integers(shape, 0, len(TIED_LOGITS) - 1)]
 
@@ -85,7 +83,6 @@ def hidden_values(definition: Definition, plan: Plan, draws: Draws) -> torch.Ten
 
 
 def fp8_experts(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """Hidden states quantized in groups, and weights like trained ones."""
     hidden = hidden_values(definition, plan, draws)
     axes = definition.const_axes
     experts, hidden_size, size = axes["num_local_experts"], axes["hidden_size"], axes["intermediate_size"]
@@ -127,12 +124,10 @@ def spoil_unchosen(definition: Definition, plan: Plan, inputs: Inputs, chosen: C
 
 
 def drawn_ids(count: int, top_k: int, experts: int, choice: str, draws: Draws) -> torch.Tensor:
-    """int32 [count, top_k]: different experts for each token, or -1 for those on other ranks.
-
-    ``random``; ``skewed``: some experts more often than others; ``few``: of the last top_k + 1 experts; ``neighbors``:
-    of 2 top_k experts in a row; ``elsewhere``: about half are on other ranks; ``nobody``: all are; ``one_expert``: the
-    first choice is the same for all tokens, and the others are on other ranks.
-    """
+    """int32 [count, top_k]: different experts for each token, or -1 for those on other ranks. ``random``; ``skewed``:
+    some experts more often than others; ``few``: of the last top_k + 1 experts; ``neighbors``: of 2 top_k experts in a
+    row; ``elsewhere``: about half are on other ranks; ``nobody``: all are; ``one_expert``: the first choice is the same
+    for all tokens, and the others are on other ranks."""
     among = min(experts, {"few": top_k + 1, "neighbors": 2 * top_k}.get(choice, experts))
     first = draws.host_integers(1, 0, experts - among)[0] if choice == "neighbors" else experts - among
     scores = draws.uniform([count, among])
@@ -170,13 +165,7 @@ FP8_UNSEEN = {
 }
 #: Four ranks of eight experts, so all 8 choices may be on one rank or on the others. Large enough that a scale
 #: that is one per cent off shows above the roundings of every kernel.
-TWIN = {
-    "num_experts": 32,
-    "num_local_experts": 8,
-    "hidden_size": 512,
-    "intermediate_size": 384,
-    "gemm1_out_size": 768,
-}
+TWIN = {"num_experts": 32, "num_local_experts": 8, "hidden_size": 512, "intermediate_size": 384, "gemm1_out_size": 768}
 FP8_TWIN = {**TWIN, "num_hidden_blocks": 4, "num_intermediate_blocks": 3, "num_gemm1_out_blocks": 6}
 
 
@@ -189,7 +178,6 @@ def experts_family(
     kernels: tuple[Kernel, ...],
     unverified: str = "",
 ) -> Family:
-    """The record of one routing with one format of the experts."""
     return Family(
         name=name,
         op_type="moe",

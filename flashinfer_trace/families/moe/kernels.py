@@ -31,14 +31,8 @@ TRUNCATION_GAIN = 3 * 2.0**-10
 
 
 def bound(model: str, reason: str, shrink: float | None = None, rounds_alike: bool = False) -> ErrorBound:
-    """The policy of one of the oracle's error models.
-
-    Args:
-        model: its name, as in `oracle`.
-        reason: why this bound, in one line.
-        shrink: if given, the scale of the whole output is judged as well, and dropped bits may shrink it by this.
-        rounds_alike: whether tokens may have the same weight or only one expert, which makes roundings alike.
-    """
+    """The policy of one of the oracle's error models. With `shrink`, the scale of the whole output is judged as well,
+    and dropped bits may shrink it by this; `rounds_alike`: tokens may have the same weight, or only one expert."""
 
     def elements(expected: Expected) -> torch.Tensor:
         inside = CONFIDENCE * expected.parts[f"{model}_variance"].sqrt()
@@ -71,6 +65,7 @@ BLACKWELL = bound(
     TRUNCATION_GAIN,
 )
 
+GROUPED_PRODUCT = "sgl_kernel.fp8_blockwise_scaled_grouped_mm"
 TRTLLM_FP8 = "flashinfer.fused_moe.trtllm_fp8_block_scale_moe"
 #: No kernel can be launched for zero tokens, because an empty grid is an error in CUDA.
 LAUNCHABLE = {"seq_len": (1, 8192)}
@@ -106,13 +101,9 @@ WORKSPACE_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class Order:
-    """Which rows each local expert computes.
-
-    Attributes:
-        sizes1, sizes2: (rows, columns out, columns in) of each expert's two products, int32 [experts, 3].
-        offsets: first row of each expert, and the end of the last, int32 [experts + 1].
-        to_expert: the token of each row, int32 [tokens * top_k]; rows after those of the last expert have token 0.
-    """
+    """Which rows each local expert computes, int32: (rows, columns out, columns in) of its two products [experts, 3];
+    its first row, and the end of the last [experts + 1]; the token of each row [tokens * top_k], 0 for those of
+    nobody."""
 
     sizes1: torch.Tensor
     sizes2: torch.Tensor
@@ -151,7 +142,6 @@ def run_experts(
 
 
 def activated(up_gate: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up of rows [up, gate]."""
     import sgl_kernel
 
     result: torch.Tensor = sgl_kernel.silu_and_mul(up_gate.roll(up_gate.shape[1] // 2, dims=1))

@@ -36,17 +36,14 @@ NEAR = 2.0**-19
 
 
 def values_of(packed: torch.Tensor) -> torch.Tensor:
-    """int8 [..., n] -> float64 [..., 2n]: the values of the two codes of each byte."""
     levels = torch.tensor([*LEVELS, *(-level for level in LEVELS)], dtype=torch.float64, device=packed.device)
     return levels[nibbles(packed).long()]
 
 
 @dataclass(frozen=True)
 class PackedFp4(Elementwise):
-    """Two fp4 codes in a byte: each must mean a number between the parts ``low`` and ``high``, [..., 2n].
-
-    With `signs`, the sign of each must be that of the part ``negative``, also where it means zero.
-    """
+    """Two fp4 codes in a byte: each must mean a number between the parts ``low`` and ``high``, [..., 2n]. With `signs`,
+    the sign of each must be that of the part ``negative``, also where it means zero."""
 
     reason: str
     signs: bool = False
@@ -79,8 +76,8 @@ SCALES = Interval(
 
 
 def quant_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """Blocks of very different magnitude, and global scales around that at which the largest scale is 448: the smallest
-    scales are zero, the largest beyond the largest number."""
+    """Blocks whose magnitudes differ widely, and global scales around that at which the largest scale is 448: the
+    smallest scales are zero, the largest beyond the largest number."""
     rows = activations(definition, plan, draws)
     blocks = torch.exp2(draws.uniform([len(rows), rows.shape[1] // BLOCK], -24.0, 0.0))
     rows = rows * blocks.repeat_interleave(BLOCK, dim=1)
@@ -120,10 +117,7 @@ def quant_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     packed = torch.zeros(len(rows), rows.shape[1] // 2, dtype=torch.int64, device=rows.device)
     sides = {"low": codes.amin(dim=0), "high": codes.amax(dim=0), "negative": rows.signbit()}
     low, high = (scale.squeeze(2) for scale in scales)
-    return {
-        "codes": Expected(packed, sides),
-        "scales": Expected(low, {"low": low, "high": high}),
-    }
+    return {"codes": Expected(packed, sides), "scales": Expected(low, {"low": low, "high": high})}
 
 
 # The product
@@ -184,7 +178,6 @@ def padded_offsets(offsets: torch.Tensor) -> torch.Tensor:
 
 
 def padded_rows(offsets: torch.Tensor) -> torch.Tensor:
-    """Where each row is among the padded ones, int64."""
     shift = (padded_offsets(offsets) - offsets)[:-1].long()
     return torch.arange(int(offsets[-1]), device=offsets.device) + shift.repeat_interleave(offsets.diff().long())
 
@@ -197,7 +190,6 @@ def swizzled(scales: torch.Tensor) -> torch.Tensor:
 
 
 def unswizzled(scales: torch.Tensor) -> torch.Tensor:
-    """The inverse of `swizzled`, for [rows, blocks]."""
     rows, blocks = scales.shape
     tiles = scales.view(torch.uint8).reshape(rows // TILE_ROWS, blocks // TILE_BLOCKS, 32, 4, TILE_BLOCKS)
     return tiles.permute(0, 3, 2, 1, 4).contiguous().view(rows, blocks).view(scales.dtype)

@@ -139,7 +139,6 @@ def drawn_weights(definition: Definition, scale: float, kind: str, draws: Draws)
 
 
 def far_exponents(blocks: int, draws: Draws) -> torch.Tensor:
-    """FAR and -FAR in turn, int64 [blocks]."""
     return FAR - 2 * FAR * (torch.arange(blocks, device=draws.device) % 2)
 
 
@@ -217,7 +216,6 @@ def expected_rows(inputs: Inputs) -> Expected:
 
 
 def gather_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """Small integers have exact sums."""
     found = expected_rows(inputs)
     x, weights = inputs["x"].float(), inputs["weights"][:1].float()
     whole = bool((x == x.round()).all()) and bool((weights == weights.round()).all())
@@ -255,7 +253,6 @@ def swiglu_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]
 
 
 def scatter_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """Part ``rows``: the sum of the absolute values of the rows that are added."""
     found, positions = expected_rows(inputs), inputs["positions"].long()
     gammas = inputs["gammas"].double().unsqueeze(1)
     weighed = found.value * gammas
@@ -322,7 +319,6 @@ def product(inputs: Inputs, output: torch.Tensor, **options: Any) -> None:
 
 
 def run_gather(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    """The first product."""
     from triton_kernels.matmul import FnSpecs, FusedActivation
 
     options: dict[str, Any] = {"gather_indx": inputs["row_tokens"]}

@@ -107,7 +107,6 @@ def chosen(tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 
 def fp8_weights(inputs: Inputs, name: str, experts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes and scales of some experts."""
     return chosen(inputs[f"{name}_weights"], experts), inputs[f"{name}_weights_scale"][experts]
 
 
@@ -267,10 +266,9 @@ def gain_variance(arithmetic: Arithmetic, inputs: Inputs, value: torch.Tensor, f
 
 def rounding_shift(value: torch.Tensor, found: list[Share]) -> torch.Tensor:
     """How much rounding weights, results and their weighted sums to bf16 changes the scale fitted to all elements.
-
     These need not cancel: tokens may share a weight c, and where a token has one local expert, c times a result of 8
-    bits does not fall at random: for c = 1 - 2^-8 every product rounds down (measured on an H200: 7.5e-4 of the scale).
-    """
+    bits does not fall at random: for c = 1 - 2^-8 every product rounds down (measured on an H200: 7.5e-4 of the
+    scale)."""
     tail = torch.zeros_like(value)
     for share in found:
         rounded = correctly_rounded(share.weight, torch.bfloat16) * correctly_rounded(share.result, torch.bfloat16)
@@ -310,7 +308,6 @@ def expert_outputs(
 
 
 def in_groups(scores: torch.Tensor, groups: int) -> torch.Tensor:
-    """[rows, experts] -> [rows, groups, experts per group], also for zero rows."""
     return scores.view(scores.shape[0], groups, scores.shape[1] // groups)
 
 
@@ -342,17 +339,12 @@ def softmax_route(definition: Definition, inputs: Inputs) -> torch.Tensor:
 
 
 def experts_oracle(
-    arithmetic: Arithmetic,
-    routed: Callable[[Definition, Inputs], torch.Tensor],
-    definition: Definition,
-    inputs: Inputs,
+    arithmetic: Arithmetic, routed: Callable[[Definition, Inputs], torch.Tensor], definition: Definition, inputs: Inputs
 ) -> dict[str, Expected]:
-    """The experts in one format, after one routing."""
     return expert_outputs(arithmetic, definition, inputs, routed(definition, inputs))
 
 
 def ranked(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """The `count` largest of each row [rows, n], best first, equal ones by index: int64, by counting ranks."""
     order = torch.empty_like(scores, dtype=torch.int64)
     index = torch.arange(scores.shape[1], device=scores.device).expand_as(order)
     return order.scatter_(1, ranks(scores), index)[:, :count]
@@ -365,7 +357,4 @@ def topk_softmax_oracle(definition: Definition, inputs: Inputs) -> dict[str, Exp
     weights = softmax_route(definition, inputs).gather(1, ids)
     distance = (logits.gather(1, ids[:, :1]) - logits.gather(1, ids)).abs()
     experts = torch.tensor(float(logits.shape[1]), dtype=torch.float64, device=logits.device)
-    return {
-        "topk_weights": Expected(weights, {"distance": distance, "experts": experts}),
-        "topk_ids": Expected(ids),
-    }
+    return {"topk_weights": Expected(weights, {"distance": distance, "experts": experts}), "topk_ids": Expected(ids)}

@@ -48,7 +48,6 @@ TRITON_MODULE = "sglang.kernels.ops.moe.fused_moe_triton_kernels"
 
 
 def drawn_rows(shape: list[int], kind: str, draws: Draws) -> torch.Tensor:
-    """bfloat16 values of a kind."""
     if kind == "positive":
         return draws.normal(shape).abs_().to(torch.bfloat16)
     return draws.values(shape, torch.bfloat16, kind)
@@ -90,7 +89,6 @@ def shuffle_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 
 
 def weighted_sum(terms: torch.Tensor, exact: bool) -> dict[str, Expected]:
-    """The sum over dimension 1 of float64 terms."""
     parts = {"magnitude": terms.abs().sum(dim=1), "length": torch.tensor(float(terms.shape[1] + 1))}
     return {"output": Expected(terms.sum(dim=1), parts, exact and terms.numel() > 0)}
 
@@ -135,10 +133,7 @@ STEPWISE = ErrorBound(
 
 #: The corners are the only row many times, one row of many, and rows of any bits.
 COPY_PLAN = RowPlans(
-    {
-        "num_rows": Count(40, 600, least=1, corner=40),
-        "num_copies": Count(60, 2000, usual=16, corner=60),
-    },
+    {"num_rows": Count(40, 600, least=1, corner=40), "num_copies": Count(60, 2000, usual=16, corner=60)},
     {"map": Drawn(lambda request: st.sampled_from(MAPS), "routed"), "contents": ("normal",)},
     special=[
         {"num_rows": 1, "map": "repeated"},
@@ -150,7 +145,6 @@ COPY_PLAN = RowPlans(
 
 
 def copy_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """Rows of values of the planned kind."""
     rows, copies = plan["num_rows"], plan["num_copies"]
     source = draws.integers([copies], 0, rows - 1)
     if plan["map"] == "repeated":
@@ -175,6 +169,8 @@ def run_shuffle_rows(definition: Definition, inputs: Inputs, outputs: Outputs) -
 
 
 REDUCED = "hidden_states output routed_scaling_factor"
+PAIRS = {"top_k": 5, "hidden_size": 24}
+of_tokens = functools.partial(calling, limits=LAUNCHABLE)
 ROW_FAMILIES = (
     Family(
         name="moe_sum_reduce",
@@ -186,9 +182,9 @@ ROW_FAMILIES = (
         oracle=reduce_oracle,
         compare={"output": SUM},
         kernels=(
-            calling("sgl_kernel.moe_sum_reduce", REDUCED, limits=LAUNCHABLE),
-            calling(f"{TRITON_MODULE}.moe_sum_reduce_triton", REDUCED, limits=LAUNCHABLE),
-            # What SGLang calls for up to 32 tokens, without its decorator torch.compile.
+            of_tokens("sgl_kernel.moe_sum_reduce", REDUCED),
+            of_tokens(f"{TRITON_MODULE}.moe_sum_reduce_triton", REDUCED),
+            # SGLang's function for up to 32 tokens, without its decorator torch.compile.
             calling(
                 f"{FUSED_MOE}.moe_sum_reduce_torch_compile",
                 REDUCED,
@@ -207,13 +203,7 @@ ROW_FAMILIES = (
         make_inputs=shuffle_inputs,
         oracle=shuffle_oracle,
         compare={"output": SUM},
-        kernels=(
-            calling(
-                "sgl_kernel.apply_shuffle_mul_sum",
-                "hidden_states output permutation.flatten factors",
-                limits=LAUNCHABLE,
-            ),
-        ),
+        kernels=(of_tokens("sgl_kernel.apply_shuffle_mul_sum", "hidden_states output permutation.flatten factors"),),
     ),
     *(
         Family(
@@ -239,7 +229,7 @@ EXPERTS = 256
 
 @dataclass(frozen=True)
 class ReorderOptions:
-    """The inputs that a kernel accepts. Attributes: first_expert: tokens that chose expert 0."""
+    """The inputs that a kernel accepts: tokens that chose expert 0."""
 
     first_expert: bool = True
 

@@ -48,22 +48,13 @@ BF16_TRUNCATION_GAIN = 3 * 2.0**-13
 
 @dataclass(frozen=True)
 class SoftmaxOptions:
-    """The inputs that a router accepts.
-
-    Attributes:
-        exact: equal logits, where it prefers the lower index, any others that float32 tells apart, and
-            norm_topk_prob; otherwise only logits whose probabilities differ in bf16.
-    """
+    """The inputs that a router accepts. `exact`: equal logits, where it prefers the lower index, any others that
+    float32 tells apart, and norm_topk_prob; otherwise only logits whose probabilities differ in bf16."""
 
     exact: bool = True
 
 
 def topk_weights_bound(expected: Expected) -> torch.Tensor:
-    """Bound on a float32 softmax: exponents l - max are rounded twice (subtraction, log2(e)), also in terms of the sum.
-
-    In the sum, errors of exponents are weighted by p: sum p (max - l) is at most ln(experts). A sum of n positive terms
-    is off by 8 sqrt(n) u. A weight below the smallest normal number may be flushed to zero.
-    """
     experts = float(expected.parts["experts"])
     common = SINGLE_ROUNDINGS + CONFIDENCE * math.sqrt(experts) + 2 * math.log(experts)
     relative = (2 * expected.parts["distance"] + common) * U32
@@ -127,10 +118,8 @@ def publish_settings() -> None:
 
 
 def run_triton_experts(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    """The weighted sum of the local experts among the chosen ones.
-
-    SGLang's Triton experts take [gate, up], where the Definitions have [up, gate]. Experts of other ranks are -1.
-    """
+    """The weighted sum of the local experts among the chosen ones. SGLang's Triton experts take [gate, up], where the
+    Definitions have [up, gate]. Experts of other ranks are -1."""
     from sglang.srt.layers.moe.moe_runner import MoeRunnerConfig
     from sglang.srt.layers.moe.moe_runner.triton_utils import fused_moe
     from sglang.srt.layers.moe.topk import StandardTopKOutput
@@ -201,7 +190,7 @@ BF16_KERNELS = (
 )
 FP8_KERNELS = (
     kernels.experts_kernel(
-        "sgl_kernel.fp8_blockwise_scaled_grouped_mm",
+        kernels.GROUPED_PRODUCT,
         functools.partial(run_pipeline, kernels.fp8_products),
         FP8_HOPPER,
         "pipeline: topk_softmax, prepare_moe_input, shuffle_rows, silu_and_mul, group_quant, shuffle_mul_sum",
@@ -218,8 +207,9 @@ GAP, REACH = 2.0**-16, 80.0
 #: Probabilities of such logits differ by more than neighboring bf16 numbers, which are at most 2^-7 apart.
 WIDE = {"wide": 4.0, "wide_peaked": 12.0}
 BF16_GAP = 2.0**-6
-#: Of a corner: logits of FAINT_LEVELS times this are below 1e-5, and 64 roundings of a number below 1 apart: more than
-#: those of a float32 exponential, its argument and its division by a sum together, which are the same for equal logits.
+#: The step of a corner: logits of FAINT_LEVELS times this are below 1e-5, and 64 roundings of a number below 1 apart:
+#: more than those of a float32 exponential, its argument and its division by a sum together, which are the same for
+#: equal logits.
 FAINT, FAINT_LEVELS = 2.0**-18, 2
 GAPS = {**dict.fromkeys(WIDE, BF16_GAP), "faint": FAINT / 2}
 
@@ -235,7 +225,6 @@ def decidable(logits: torch.Tensor, top_k: int, gap: float = GAP) -> torch.Tenso
 
 
 def draw_logits(definition: Definition, plan: Plan, draws: Draws) -> torch.Tensor:
-    """bfloat16 [seq_len, num_experts]; undecidable rows are replaced by the first decidable one."""
     axes, count, routing = definition.const_axes, plan["seq_len"], plan["routing"]
     experts, top_k = axes["num_experts"], axes["top_k"]
     shape = [count + SPARE_ROWS, experts]
@@ -330,7 +319,6 @@ PLAN = RowPlans(
 def expert_inputs(
     experts: Callable[[Definition, Plan, Draws], Inputs], definition: Definition, plan: Plan, draws: Draws
 ) -> Inputs:
-    """Inputs whose activations and weights `experts` makes."""
     logits = draw_logits(definition, plan, draws)
     tensors, axes = experts(definition, plan, draws), definition.const_axes
     offset = plan["rank"] * axes["num_local_experts"]
@@ -385,9 +373,7 @@ GAMMAS = ErrorBound(
 
 def sorted_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     """Which experts each token chose, by counting ranks; rows by counting those of lower experts, and of tokens before.
-
-    Parts of the weights: those of `topk_weights_bound`.
-    """
+    Parts of the weights: those of `topk_weights_bound`."""
     logits = inputs["routing_logits"].double()
     top_k = definition.const_axes["top_k"]
     chosen = ranks(logits) < top_k
@@ -430,7 +416,8 @@ def run_routing(definition: Definition, inputs: Inputs, outputs: Outputs) -> Out
     }
 
 
-SORTED = (
+FAMILIES = (
+    *UNSORTED,
     Family(
         name="moe_topk_softmax_sorted",
         op_type="moe",
@@ -448,4 +435,3 @@ SORTED = (
         kernels=(Kernel("triton_kernels.topk.topk", run_routing, limits=kernels.LAUNCHABLE),),
     ),
 )
-FAMILIES = (*UNSORTED, *SORTED)

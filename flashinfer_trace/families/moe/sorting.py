@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
+from hypothesis import strategies as st
 
 from flashinfer_trace.families.calls import called, calling
 from flashinfer_trace.families.moe.inputs import drawn_ids
 from flashinfer_trace.families.moe.kernels import LAUNCHABLE
 from flashinfer_trace.format.definition import Definition
-from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest, Relation
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws, sizes
 from flashinfer_trace.harness.plans import Count, RowPlans
-from flashinfer_trace.verdict.compare import Exact, Expected, Policy
+from flashinfer_trace.verdict.compare import Exact, Expected
 from flashinfer_trace.verdict.unordered import UNSPECIFIED, Multiset
 
 #: How tokens choose: ``few`` choose among a few experts, which get many rows; with ``elsewhere``, about half of the
@@ -24,12 +24,21 @@ CHOICES = ("random", "skewed", "few", "elsewhere", "one_expert")
 SCALE_ROWS = 128
 #: The axis, the fewest tokens that are drawn, and the most on a CPU and on a GPU.
 TOKENS = ("seq_len", 0, 256, 4096)
+#: Pairs that are also drawn for a kernel of fewer tokens, which compares each pair with each: Triton compiles 256 for
+#: 30 s and 512 for 340 s, for each alignment of their number again.
+FEW_PAIRS = 256
 
 
 def few_tokens(definition: Definition) -> int:
-    """The most tokens that make no more pairs than there are experts; it is 1 at least."""
     axes = definition.const_axes
     return max(1, axes["num_experts"] // axes["top_k"])
+
+
+def drawn_tokens(request: PlanRequest) -> st.SearchStrategy[int]:
+    """Half of the batches have no more pairs than experts, as in decode."""
+    (fewest, most), top_k = request.range(*TOKENS), request.definition.const_axes["top_k"]
+    few = min(few_tokens(request.definition), max(most, FEW_PAIRS // top_k))
+    return sizes(max(fewest, 1), few) | sizes(fewest, most)
 
 
 def corners(request: PlanRequest) -> list[Plan]:
@@ -41,17 +50,7 @@ def corners(request: PlanRequest) -> list[Plan]:
 
 
 PLAN = RowPlans(
-    {
-        "seq_len": Count(
-            256,
-            4096,
-            drawn=lambda request: (
-                # Half of the batches have no more pairs than experts, as in decode.
-                sizes(max(request.range(*TOKENS)[0], 1), few_tokens(request.definition))
-                | sizes(*request.range(*TOKENS))
-            ),
-        )
-    },
+    {"seq_len": Count(256, 4096, drawn=drawn_tokens)},
     {"choice": CHOICES},
     special=corners,
     many_rows=11000,  # more than 1024 pairs of an expert, and than 2^15 pairs
@@ -64,14 +63,12 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 
 
 def inputs_with_both_ids(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """About half of the experts on other ranks are -1, and the others are num_experts."""
     ids = make_inputs(definition, plan, draws)["topk_ids"]
     last = draws.uniform(ids.shape) < 0.5
     return {"topk_ids": ids.masked_fill_((ids < 0) & last, definition.const_axes["num_experts"])}
 
 
 def pairs_by_expert(ids: torch.Tensor, num_experts: int) -> dict[int, list[int]]:
-    """The pairs of each expert, ascending, and of -1: the ids are read once, not searched once for each expert."""
     pairs: dict[int, list[int]] = {expert: [] for expert in range(-1, num_experts)}
     for pair, expert in enumerate(ids.flatten().tolist()):
         pairs[expert].append(pair)
@@ -109,7 +106,6 @@ def align_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
 
 
 def blocks_agree(definition: Definition, inputs: Inputs, outputs: Outputs) -> list[str]:
-    """A line if sorted_token_ids has padding in a place of a pair, or a pair of one expert in a block of another."""
     ids, block = inputs["topk_ids"].flatten(), definition.const_axes["block_size"]
     slots = outputs["sorted_token_ids"][: int(outputs["num_tokens_post_pad"])].long()
     expert = torch.where(slots < len(ids), torch.cat([ids, ids.new_zeros(1)])[slots.clamp_max(len(ids))], -2)
@@ -153,12 +149,10 @@ def sizes_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
 
 
 def sized(rows: int, columns: int, depth: int, transposed: bool) -> list[int]:
-    """The sizes of one product, or of the transposed one."""
     return [columns, rows, depth] if transposed else [rows, columns, depth]
 
 
 def permutations_agree(definition: Definition, inputs: Inputs, outputs: Outputs) -> list[str]:
-    """A line if the row of a pair is not one of its token."""
     ids = inputs["topk_ids"]
     token = torch.arange(len(ids), device=ids.device).repeat_interleave(ids.shape[1])
     here = ids.flatten() >= 0
@@ -172,12 +166,8 @@ def permutations_agree(definition: Definition, inputs: Inputs, outputs: Outputs)
 
 @dataclass(frozen=True)
 class ListOptions:
-    """The inputs that a kernel accepts, because nothing past its outputs may change.
-
-    Attributes:
-        multiple: the length of its list must be a multiple of this number. Plans draw any length, because PyTorch's
-            allocator rounds the memory of an output up.
-    """
+    """The inputs that a kernel accepts, because nothing past its outputs may change: the length of its list is a
+    multiple of this number. Plans draw any length, because PyTorch's allocator rounds the memory of an output up."""
 
     multiple: int = 1
 
@@ -241,52 +231,15 @@ TWIN = {"num_experts": 5, "top_k": 3}
 SIZES_TWIN = {**TWIN, "num_offsets": 6, "hidden_size": 48, "intermediate_size": 20}
 
 
-def family(
-    name: str,
-    twin: Mapping[str, int],
-    oracle: Callable[[Definition, Inputs], dict[str, Expected]],
-    policies: Mapping[str, Policy],
-    relations: tuple[Relation, ...],
-    kernels: tuple[Kernel, ...],
-    inputs: Callable[[Definition, Plan, Draws], Inputs] = make_inputs,
-) -> Family:
-    """The record of one operation on the ids of chosen experts."""
-    return Family(
-        name=name,
-        op_type="moe",
-        twin=twin,
-        plan=PLAN,
-        make_inputs=inputs,
-        oracle=oracle,
-        compare=policies,
-        kernels=kernels,
-        relations=relations,
-    )
-
-
 SIZES = {name: Exact("counts") for name in ("expert_offsets", "problem_sizes1", "problem_sizes2")}
 ASCENDING = Exact("the reference lists pairs in ascending order, and -1 where nothing is defined")
-FAMILIES = (
-    family(
-        "moe_align_block_size",
-        {**TWIN, "block_size": 4},
-        align_oracle,
-        {"sorted_token_ids": ASCENDING, "expert_ids": ASCENDING, "num_tokens_post_pad": Exact("a count")},
-        (blocks_agree,),
-        (ALIGN, ALIGN_SMALL),
-    ),
-    family(
-        "moe_prepare_input",
-        SIZES_TWIN,
-        sizes_oracle,
-        {
-            **SIZES,
-            "input_permutation": ASCENDING,
-            "output_permutation": ASCENDING,
-            "blockscale_offsets": Exact("counts"),
-        },
-        (permutations_agree,),
-        (PREPARE,),
-    ),
-    family("moe_w4a8_problem_sizes", SIZES_TWIN, sizes_oracle, SIZES, (), (W4A8_SIZES,), inputs_with_both_ids),
+SORTED = {"sorted_token_ids": ASCENDING, "expert_ids": ASCENDING, "num_tokens_post_pad": Exact("a count")}
+PERMUTED = {"input_permutation": ASCENDING, "output_permutation": ASCENDING, "blockscale_offsets": Exact("counts")}
+FAMILIES = tuple(
+    Family(f"moe_{name}", "moe", {**TWIN, **twin}, PLAN, inputs, oracle, policies, kernels, tuple(relations))
+    for name, twin, inputs, oracle, policies, kernels, *relations in (
+        ("align_block_size", {"block_size": 4}, make_inputs, align_oracle, SORTED, (ALIGN, ALIGN_SMALL), blocks_agree),
+        ("prepare_input", SIZES_TWIN, make_inputs, sizes_oracle, {**SIZES, **PERMUTED}, (PREPARE,), permutations_agree),
+        ("w4a8_problem_sizes", SIZES_TWIN, inputs_with_both_ids, sizes_oracle, SIZES, (W4A8_SIZES,)),
+    )
 )

@@ -53,7 +53,6 @@ def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
 
 
 def marlin_error(expected: Expected) -> torch.Tensor:
-    """Up to three bf16 roundings of a product with its errors; weights that were rounded are among these."""
     parts = expected.parts
     off = PRODUCT.bound(expected) - rounding_error(expected.value, torch.bfloat16) + parts["shift"] * (1 + 2**-7)
     once = rounding_error(expected.value.abs() + off, torch.bfloat16)

@@ -47,7 +47,6 @@ class Rows:
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """Values at the ends of float16's and float32's ranges, ties, a vanishing maximum, a row of zeros, exact halves."""
     kinds = ("vanishing", "powers", "huge", "minute", "outliers", "integers", "vast")
     halves = ("halves",) if request.definition.outputs["codes"].dtype == "int8" else ()
     zeros = request.options_of(Rows).zeros
@@ -62,7 +61,6 @@ PLAN = RowPlans(
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """bfloat16 activations of the planned kind; optionally one row of zeros."""
     shape = [plan["num_tokens"], definition.const_axes["hidden_size"]]
     kind = plan["values"]
     if kind == "outliers":
@@ -181,7 +179,6 @@ SGLANG_GROUP = f"{SGLANG}.per_token_group_quant.per_token_group_quant"
 
 
 def run_aligned(options: str, definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    """With scales, or words of exponents, a column at a time; columns begin at multiples of 16 bytes, as TMA needs."""
     given = {**outputs, "scales": aligned(outputs["scales"])}
     called(GROUPED_8BIT, f"{GROUPED} {FP8} {options}", definition, {**inputs, **given})
     return given

@@ -35,7 +35,6 @@ PLAN = replace(
 
 
 def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """The activation's own oracle, then exact quotients."""
     values = activation.silu_oracle(definition, inputs)["output"].value
     return quantized(values, definition.const_axes["group_size"], E4M3_MAX, SMALLEST_MAXIMUM)
 

@@ -41,11 +41,9 @@ PART = 512
 
 
 def running_sums(values: torch.Tensor) -> torch.Tensor:
-    """Sums of the first 0, 1, 2, ... elements of each row of [rows, length]: float64 [rows, length + 1].
-
-    Parts of a row are summed first, then the parts: a GPU has one block of threads for each row that it scans, which
-    takes longer for a whole vocabulary than all else that an oracle does.
-    """
+    """Sums of the first 0, 1, 2, ... elements of each row of [rows, length]: float64 [rows, length + 1]. Parts of a row
+    are summed first, then the parts: a GPU has one block of threads for each row that it scans, which takes longer for
+    a whole vocabulary than all else that an oracle does."""
     rows, length = values.shape
     count = -(-(length + 1) // PART)
     padded = torch.nn.functional.pad(values, (1, count * PART - length - 1))
@@ -182,10 +180,8 @@ class Support:
 
 
 def middle_of(probability: torch.Tensor) -> torch.Tensor:
-    """The probability of the tokens before each one in order of index, and half its own, less 1/2.
-
-    Of any distribution its mean is 0, because sum p_i (p_1 + ... + p_(i-1) + p_i / 2) is half of (sum p_i)^2.
-    """
+    """The probability of the tokens before each one in order of index, and half its own, less 1/2. Of any distribution
+    its mean is 0, because sum p_i (p_1 + ... + p_(i-1) + p_i / 2) is half of (sum p_i)^2."""
     return running_sums(probability)[:, :-1].add_(probability, alpha=0.5).sub_(0.5)
 
 
@@ -195,7 +191,6 @@ def spread_of(probability: torch.Tensor) -> torch.Tensor:
 
 
 def in_parts(parts: torch.Tensor, amounts: torch.Tensor) -> torch.Tensor:
-    """Sums over the tokens of each part, float64 [rows, MAX_BINS]."""
     return amounts.new_zeros(len(parts), MAX_BINS).scatter_add_(1, parts, amounts)
 
 
@@ -227,10 +222,8 @@ def bins_of(mass: list[float], logarithms: list[float], draws: float) -> Bins:
 
 
 def closed_bins(mass: list[float], draws: float) -> list[int]:
-    """The bin that each of MAX_BINS parts of a row joins: one is closed only when it is full.
-
-    The parts left over at the end join the last full one.
-    """
+    """The bin that each of MAX_BINS parts of a row joins: one is closed only when it is full. The parts left over at
+    the end join the last full one."""
     merged, current, filled = [], 0, 0.0
     for part in mass:
         merged.append(current)
@@ -240,7 +233,7 @@ def closed_bins(mass: list[float], draws: float) -> list[int]:
     return [min(number, max(current - 1, 0)) for number in merged]
 
 
-#: Probability that a right sampler fails one of TESTS tests of one comparison. Each test takes an equal part of it.
+#: Probability that a right sampler fails one of TESTS checks of one comparison. Each test takes an equal part of it.
 #: The test of the order of indices takes another such part, so a comparison has 1.2 x 10^-8. A full run
 #: makes about 9 x 10^3 of them (65 Definitions that sample, 65 cases, reference and kernel): 10^-4 in all.
 ALPHA = 1e-8
@@ -261,10 +254,8 @@ def chi_square_critical(degrees: int, alpha: float) -> float:
 
 
 def chi_square_tail(degrees: int, value: float) -> float:
-    """The probability that chi-square of `degrees` degrees of freedom exceeds a positive `value`.
-
-    The sum of Abramowitz and Stegun, "Handbook of Mathematical Functions", 26.4.4 and 26.4.5.
-    """
+    """The probability that chi-square of `degrees` degrees of freedom exceeds a positive `value`. The sum of Abramowitz
+    and Stegun, "Handbook of Mathematical Functions", 26.4.4 and 26.4.5."""
     half = value / 2
     odd = degrees % 2
     tail = math.erfc(math.sqrt(half)) if odd else 0.0
@@ -304,7 +295,6 @@ class Distribution:
     alpha: float = ALPHA
 
     def compare(self, actual: torch.Tensor, expected: Expected) -> Comparison:
-        """See `Policy.compare`. The worst token is named only where the comparison fails."""
         group = expected.parts["group"]
         if actual.shape != group.shape:
             return wrong_shape(actual, group)
@@ -383,7 +373,6 @@ class Distribution:
         return Comparison(math.inf, math.inf, (first,), float(actual[first]), detail=f"allowed: {which}; {outside_of}")
 
     def _thresholds(self, totals: Sequence[float], support: Support) -> Iterator[tuple[float, str]]:
-        """Undecidable samples of each row against their largest share."""
         critical = math.log(TESTS * len(totals) / self.alpha)
         for row, (total, draws, share) in enumerate(zip(totals, support.draws, support.undecided, strict=True)):
             stray = draws - total

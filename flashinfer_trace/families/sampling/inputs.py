@@ -35,7 +35,6 @@ SHARES = (1, 2, 3, 4)
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """Rows and parameters as planned, each repeated `draws` times in succession; rows beyond the specs start over."""
     specs = [plan["specs"][row % len(plan["specs"])] for row in range(plan["rows"])]
     scaled = unscaled = rows_of_kinds([spec["row"] for spec in specs], definition.const_axes["vocab_size"], draws)
     sums = [spec["sum"] for spec in specs]
@@ -65,11 +64,9 @@ def parameter(name: str, values: Sequence[float | str], rows: torch.Tensor, draw
 
 
 def limits(name: str, where: Sequence[float | str], rows: torch.Tensor, draws: Draws) -> torch.Tensor:
-    """The p that is at, or in a known place beside, what decides on one token of each row: see BESIDE and NEAR.
-
+    """The p at the value that decides on one token of each row, or at a known distance from it: see BESIDE and NEAR.
     For top-p that is the mass of a random number of the largest tokens, rounded to float32, which is exact for a dyadic
-    row. For min-p it is the ratio of a token to the largest one.
-    """
+    row. For min-p it is the ratio of a token to the largest one."""
     places = [number / (1 << BITS) for number in draws.host_integers(len(where), 0, (1 << BITS) - 1)]
     known = [places, [NEAR.get(each, 1.0) for each in where], [float(BESIDE.get(each, 0)) for each in where]]
     place, factor, direction = torch.tensor(known, dtype=torch.float64, device=draws.device)
@@ -79,7 +76,7 @@ def limits(name: str, where: Sequence[float | str], rows: torch.Tensor, draws: D
         token = 1 + (place * (positive - 1)).long()
         found = largest.gather(1, token.unsqueeze(-1)).squeeze(-1) / largest[:, 0]
     else:
-        # Of a row of few tokens not the last one: its mass is the whole row's.
+        # In a row of few tokens, not the last one: its mass is the whole row's.
         count = (positive - (positive < largest.shape[1]).long()).clamp_min(1)
         masses = largest.cumsum(dim=-1, dtype=torch.float64)
         found = masses.gather(1, (place * count).long().unsqueeze(-1)).squeeze(-1).float()
@@ -88,7 +85,6 @@ def limits(name: str, where: Sequence[float | str], rows: torch.Tensor, draws: D
 
 
 def rows_of_kinds(kinds: Sequence[str], vocab_size: int, draws: Draws) -> torch.Tensor:
-    """A row of each of these kinds, float32 [rows, vocab_size]."""
     numbers: dict[str, list[int]] = {}
     for number, kind in enumerate(kinds):
         numbers.setdefault(kind, []).append(number)

@@ -73,16 +73,13 @@ def signed_margin(above: torch.Tensor, limit: torch.Tensor, exact: torch.Tensor 
 
 
 def summed_exactly(probs: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
-    """Rows [rows, 1] whose float32 sums are exact in any order: multiples of UNIT / 2 that sum to at most 2.
-
-    `total` [rows, 1] is the sum of each row.
-    """
+    """Rows [rows, 1] whose float32 sums are exact in any order: multiples of UNIT / 2 that sum to at most 2. `total`
+    [rows, 1] is the sum of each row."""
     units = probs * (2 / UNIT)
     return (units == units.round()).all(dim=-1, keepdim=True) & (total <= 2)
 
 
 def power_of_two(total: torch.Tensor) -> torch.Tensor:
-    """Where dividing by `total`, or multiplying p by it, does not round."""
     return torch.frexp(total).mantissa == 0.5
 
 
@@ -114,10 +111,8 @@ def top_p_margin(
 
 
 def min_p_margin(probs: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
-    """Margins of min-p.
-
-    At a threshold of 0 tokens of probability 0 are kept: rounding may let one be drawn, so they are undecidable.
-    """
+    """Margins of min-p. At a threshold of 0 tokens of probability 0 are kept: rounding may let one be drawn, so they
+    are undecidable."""
     threshold = (probs.amax(dim=-1, keepdim=True).double() * min_p.double().unsqueeze(-1)).float()
     margin = torch.zeros_like(probs, dtype=torch.float64)
     return margin.masked_fill_(probs > 0, math.inf).masked_fill_(probs < threshold, -math.inf)
@@ -140,10 +135,8 @@ def decide(definition: Definition, inputs: Inputs) -> Decision:
 
 
 def first_draw(probs: torch.Tensor) -> torch.Tensor:
-    """Chance of each token in a draw that is not scaled by the row's sum: its part of [0, 1), in order of index.
-
-    Mass beyond 1 has no part; what is missing to 1 belongs to the last token of positive probability.
-    """
+    """Chance of each token in a draw that is not scaled by the row's sum: its part of [0, 1), in order of index. Mass
+    beyond 1 has no part; what is missing to 1 belongs to the last token of positive probability."""
     edges = running_sums(probs).clamp(max=1.0)
     index = torch.arange(probs.shape[-1], device=probs.device)
     last = ((probs > 0) * index).amax(dim=-1, keepdim=True)
@@ -209,10 +202,8 @@ def sampling_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expecte
 
 
 def renorm_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """Each kept probability over the sum of the kept ones, where that is above 1e-8.
-
-    A smaller sum counts as 1e-8 in top-k renormalization, and as 1 in top-p renormalization.
-    """
+    """Each kept probability over the sum of the kept ones, where that is above 1e-8. A smaller sum counts as 1e-8 in
+    top-k renormalization, and as 1 in top-p renormalization."""
     probs = inputs["probs"]
     ranking = rank(probs)
     if "top_k" in inputs:

@@ -71,11 +71,9 @@ class SamplingOptions:
         return p <= self.highest_p and not (self.untied and p <= 0)
 
     def kinds(self, given: Sequence[str]) -> list[str]:
-        """Those of these kinds of rows that the kernel takes."""
         return [kind for kind in given if not self.untied or kind in UNTIED]
 
     def takes(self, spec: Mapping[str, Any]) -> bool:
-        """Whether the kernel takes a row of these parameters."""
         return bool(self.kinds([spec["row"]])) and self.takes_p(spec.get("top_p", 1.0))
 
 
@@ -86,9 +84,7 @@ def is_joint(definition: Definition) -> bool:
 
 def draws_again(definition: Definition) -> bool:
     """Whether a first draw from the whole row comes before those from the kept tokens: the kernel samples by rejection.
-
-    After another filter, and in min-p, a kernel knows the sum of what is kept before it draws.
-    """
+    After another filter, and in min-p, a kernel knows the sum of what is kept before it draws."""
     return is_joint(definition) or ("top_k" in definition.inputs) != ("top_p" in definition.inputs)
 
 
@@ -168,8 +164,8 @@ USUAL = {"top_k": 8, "top_p": 0.9, "min_p": 0.02}
 #: Sums on either side of the 1e-8 below which a renormalized row is not scaled as others are.
 SMALL_SUMS = (1.5e-8, 1.004e-8, 7e-9)
 
-#: Sums far from 1, of rows that are sampled from: no kernel takes them for nothing. What top-k before top-p keeps of a
-#: row is divided by 1e-8 if its sum is smaller, so kernels have only the larger one; a third of it is kept.
+#: Sums far from 1, of rows that are sampled from: no kernel takes them for nothing. The part of a row that top-k before
+#: top-p keeps is divided by 1e-8 if its sum is smaller, so kernels have only the larger one; a third of it is kept.
 FAINT_SUMS = (1e-7, 1e-12)
 #: Draws on a GPU of each row of such a sum: enough for the three tokens that make it up.
 FAINT_DRAWS = 100
@@ -182,10 +178,8 @@ ROWS = 8
 
 
 def parameters(request: PlanRequest) -> list[dict[str, Any]]:
-    """Corner values of the parameters that the Definition has and the kernel takes, one at a time.
-
-    First those that keep few tokens: where a row keeps many, all rows are looked at as a whole.
-    """
+    """Corner values of the parameters that the Definition has and the kernel takes, one at a time. First those that
+    keep few tokens: where a row keeps many, all rows are looked at as a whole."""
     definition, options = request.definition, request.options_of(SamplingOptions)
     vocab_size = definition.const_axes["vocab_size"]
     values: dict[str, Sequence[Any]] = {
@@ -255,10 +249,8 @@ def corner_specs(request: PlanRequest) -> list[list[dict[str, Any]]]:
 
 
 def faint_rows(request: PlanRequest) -> list[dict[str, Any]]:
-    """Specs of rows with sums far below 1 and few kept tokens; none for a kernel of rows that sum to 1.
-
-    The first draw of a sampler by rejection goes to the last token there. Not all of these rows keep that token.
-    """
+    """Specs of rows with sums far below 1 and few kept tokens; none for a kernel of rows that sum to 1. The first draw
+    of a sampler by rejection goes to the last token there. Not all of these rows keep that token."""
     if request.options_of(SamplingOptions).sums_to_one:
         return []
     definition = request.definition

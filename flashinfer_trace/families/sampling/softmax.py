@@ -19,7 +19,8 @@ from flashinfer_trace.verdict.compare import ErrorBound, Expected
 #: corners have ``scaled`` ones, as large as the temperature.
 LOGITS = ("normal", "peaked", "equal", "shifted", "masked")
 TEMPERATURES = (1.0, 0.7, 0.05, 8.0)
-#: Of the rows of corners, in turn. Only of ``scaled`` logits does float32 leave anything but the largest one at 1e-6.
+#: Temperatures of the rows of corners, in turn. Only of ``scaled`` logits does float32 leave anything but the largest
+#: one at 1e-6.
 EXTREMES = (1e-6, 1e2)
 #: Float32 results below this may be flushed to zero.
 SMALLEST = torch.finfo(torch.float32).smallest_normal
@@ -59,11 +60,9 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 
 
 def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """exp of the distance of a logit below the logarithm of the sum of exponentials, in float64.
-
-    Parts: ``below``, how far each scaled logit is below the largest; ``size``, the sum of the sizes of both;
-    ``mean_below`` and ``mean_size``, their means over the probabilities, [batch_size, 1].
-    """
+    """exp of the distance of a logit below the logarithm of the sum of exponentials, in float64. Parts: ``below``, how
+    far each scaled logit is below the largest; ``size``, the sum of the sizes of both; ``mean_below`` and
+    ``mean_size``, their means over the probabilities, [batch_size, 1]."""
     scaled = inputs["logits"].double() / inputs["temperature"].double()[:, None]
     largest = scaled.amax(dim=1, keepdim=True)
     probs = torch.exp(scaled - largest - torch.logsumexp(scaled - largest, dim=1, keepdim=True))

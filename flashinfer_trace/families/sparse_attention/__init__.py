@@ -37,7 +37,6 @@ def numbers_of_keys(inputs: Inputs, row: int) -> torch.Tensor:
 
 
 def oracle(output: str, definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """Row by row: the first top_k keys of a full sort of the row's keys. Part ``scores``, by number."""
     top_k, scores = definition.const_axes["top_k"], inputs["scores"]
     numbers = [numbers_of_keys(inputs, row) for row in range(len(scores))]
     largest = max((int(each.max()) for each in numbers if len(each)), default=0)
@@ -62,7 +61,6 @@ def one_key_fewer(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def first_table(inputs: dict[str, Any]) -> dict[str, Any] | None:
-    """The page table of the first sequence for all."""
     if "page_table" not in inputs or len(inputs["page_table"]) < 2:
         return None
     table = inputs["page_table"]
@@ -139,12 +137,9 @@ def whole_vectors(scores: torch.Tensor) -> torch.Tensor:
 def topk_kernel(
     name: str, call: Callable[[Definition, Inputs, Outputs], Outputs], variant: str = "", *, decode: bool = False
 ) -> Kernel:
-    """A kernel of sgl-kernel, which needs 128 KiB of shared memory.
-
-    It sorts scores into bins by the upper 8 bits of their float16 form and keeps at most 4096 of the bin that the last
-    listed score is in: beyond, it lists wrong ones (findings/kernels.json), so it gets no rows that crowd one bin.
-    It refuses more sequences than rows.
-    """
+    """A kernel of sgl-kernel, which needs 128 KiB of shared memory. It sorts scores into bins by the upper 8 bits of
+    their float16 form and keeps at most 4096 of the bin that the last listed score is in: beyond, it lists wrong ones
+    (findings/kernels.json), so it gets no rows that crowd one bin. It refuses more sequences than rows."""
     return Kernel(
         f"sgl_kernel.{name}",
         call,

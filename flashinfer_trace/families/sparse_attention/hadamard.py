@@ -21,7 +21,6 @@ SCALES = (-1, 1.0, 0.5, 0.3)
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """One-hot rows, whose transforms are rows of the matrix; values at the ends of float16's range."""
     # If a scale is not a power of two, a rounding before it shows, and so does one of the scale itself.
     scale = 0.5 if request.large else 0.3
     return [{"values": "one_hot", "scale": 0.5}, *({"values": kind, "scale": scale} for kind in ("huge", "minute"))]
@@ -42,7 +41,6 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 
 
 def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """The product with the matrix itself in float64; its entries from the bits that row and column have in common."""
     x, scale = inputs["x"].double(), inputs["scale"]
     size = x.shape[1]
     index = torch.arange(size, device=x.device)

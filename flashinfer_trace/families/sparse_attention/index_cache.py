@@ -41,7 +41,6 @@ PLAN = RowPlans(
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """Keys of the planned kind; any codes and scales in the pages before."""
     dim, size = (definition.const_axes[axis] for axis in ("head_dim", "page_size"))
     tokens = plan["num_tokens"]
     pages = max(plan["num_pages"], -(-tokens // size))
@@ -59,7 +58,6 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 
 
 def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """Codes that stay are numbers that no rounding moves; scales that stay are copies."""
     pages, slots, dim = inputs["code_pages"], inputs["out_cache_loc"], inputs["key"].shape[1]
     found = quantization.quantized(inputs["key"], dim, quantization.E4M3_MAX, SMALLEST)
     codes, exact = pages.double().flatten(0, 1), torch.ones(len(pages) * pages.shape[1], dim, dtype=torch.bool)

@@ -19,7 +19,7 @@ from flashinfer_trace.verdict.compare import CONFIDENCE, ErrorBound, Expected, s
 
 #: Standard deviation of the codes. ``positive``: no product is negative, so all terms lose in one direction;
 #: ``small``: codes below 1; ``integers``: small ones, and weights that are powers of two; ``spread``: weights of tokens
-#: and scales of keys of very different magnitude.
+#: and scales of keys whose magnitudes differ widely.
 VALUES = {"normal": 100.0, "positive": 100.0, "small": 0.25, "integers": 0.0, "spread": 100.0}
 #: Keys of a token: those before it, those of its own sequence, any, or none for every other token.
 RANGES = ("causal", "ragged", "any", "some")
@@ -32,10 +32,7 @@ MANY_KEYS = 5003
 #: The corners are one token and one key, and thousands of keys; on a CPU also tokens that see nothing next to those
 #: that see all.
 PLAN = RowPlans(
-    {
-        "num_tokens": Count(12, 64, corner=1),
-        "num_keys": Count(40, 2000, least=1, usual=64, corner=1),
-    },
+    {"num_tokens": Count(12, 64, corner=1), "num_keys": Count(40, 2000, least=1, usual=64, corner=1)},
     {"values": tuple(VALUES), "ranges": RANGES},
     special=[{}, {"num_tokens": 2, "num_keys": MANY_KEYS, "ranges": "any"}],
     on_cpu=[{"num_tokens": 6, "num_keys": 30, "ranges": "some"}],
@@ -62,7 +59,6 @@ def drawn_ranges(plan: Plan, draws: Draws) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """Codes and scales of the planned kind; keys that no token sees are NaN."""
     heads, dim = (definition.const_axes[axis] for axis in ("num_heads", "head_dim"))
     tokens, keys, kind = plan["num_tokens"], plan["num_keys"], plan["values"]
     shapes = {"q": [tokens, heads, dim], "k": [keys, dim]}
@@ -95,11 +91,8 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 
 
 def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """All heads at once.
-
-    Parts: ``magnitude``, the sum of all products' sizes; ``shift``, the mean of what fp8 tensor cores lose of the heads
-    that count, and ``deviation``, the root of its variance.
-    """
+    """All heads at once. Parts: ``magnitude``, the sum of all products' sizes; ``shift``, the mean of what fp8 tensor
+    cores lose of the heads that count, and ``deviation``, the root of its variance."""
     q = inputs["q"].double().transpose(0, 1)
     k = inputs["k"].double()
     key = torch.arange(len(k), device=k.device)
@@ -147,7 +140,6 @@ def run_deep_gemm(definition: Definition, inputs: Inputs, outputs: Outputs) -> O
 
 
 def only_seen(inputs: Inputs, logits: torch.Tensor) -> torch.Tensor:
-    """Logits [num_tokens, num_keys], and -inf for keys that a token does not see."""
     key = torch.arange(logits.shape[1], device=logits.device)
     seen = (key >= inputs["k_start"][:, None]) & (key < inputs["k_end"][:, None])
     return torch.where(seen, logits, -torch.inf)
@@ -163,9 +155,7 @@ def paged(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 def run_paged(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     """As SGLang calls it for decode: every token is a request of its own, and all of them share the pages of all keys.
-
-    Each sees the keys up to its last one; those before its first are dropped afterwards.
-    """
+    Each sees the keys up to its last one; those before its first are dropped afterwards."""
     import deep_gemm
 
     q, cache = inputs["q"], paged(inputs["k"], inputs["k_scale"])

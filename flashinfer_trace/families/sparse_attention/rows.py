@@ -94,11 +94,9 @@ def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws)
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """Rows of exactly top_k keys, one fewer and one more; ties and equal scores in a longer one; many rows.
-
-    On a CPU, also scores that float16 and masks of -1e30 do not tell apart, whose last key is in the last column, and a
-    row of more keys than 16 bits can number.
-    """
+    """Rows of exactly top_k keys, one fewer and one more; ties and equal scores in a longer one; many rows. On a CPU,
+    also scores that float16 and masks of -1e30 do not tell apart, whose last key is in the last column, and a row of
+    more keys than 16 bits can number."""
     options = request.options_of(Rows)
     top_k = request.definition.const_axes["top_k"]
     around = [top_k - 1, top_k, top_k + 1, 3 * top_k]
@@ -112,7 +110,6 @@ def corners(request: PlanRequest) -> list[Plan]:
 
 
 def draw_scores(values: str, shape: tuple[int, int], draws: Draws) -> torch.Tensor:
-    """float32 scores of the planned kind; those of ``ties`` are -4 to 4."""
     if values == "equal":
         return draws.normal([shape[0], 1]).expand(shape).contiguous()
     if values == "ties":
@@ -125,7 +122,6 @@ def draw_scores(values: str, shape: tuple[int, int], draws: Draws) -> torch.Tens
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """The inputs that the Definition has. Columns that are not keys have scores larger than all keys."""
     device, lengths, count = draws.device, plan["lengths"], len(plan["lengths"])
     span = 3 * definition.const_axes["top_k"] if plan["starts"] == "random" else 0
     starts = draws.host_integers(count, 0, span)

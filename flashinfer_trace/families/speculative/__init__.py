@@ -28,7 +28,6 @@ PLAN = RowPlans(
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """float32 probabilities that sum to 1 up to rounding."""
     shape = [plan["num_rows"], definition.const_axes["vocab_size"]]
     logits = draws.normal(shape, scale=6.0 if plan["values"] == "peaked" else 1.0)
     if plan["values"] == "ties":
@@ -45,7 +44,6 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 
 
 def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """A full sort of each row."""
     values, top_k = inputs["values"].double(), definition.const_axes["top_k"]
     ordered = values.sort(dim=1, descending=True, stable=True)
     return {
@@ -55,7 +53,6 @@ def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
 
 
 def places_agree(definition: Definition, inputs: Inputs, outputs: Outputs) -> list[str]:
-    """A line if an index is not that of the value at the same place."""
     found = inputs["values"].gather(1, outputs["topk_indices"])
     wrong = found != outputs["topk_values"]
     return [f"{int(wrong.sum())} indices are not those of the values beside them"] if wrong.any() else []

@@ -36,7 +36,6 @@ def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
 
 
 def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
-    """As many sequences of equal length; together as long as the size of the mask asks for, if that is given."""
     nodes = definition.const_axes["num_draft_tokens"]
     count = axes.get("batch_size", axes.get("num_nodes", 4 * nodes) // nodes)
     text = axes["mask_size"] // nodes - count * nodes if "mask_size" in axes else 100 * count
@@ -53,11 +52,9 @@ def corners(request: PlanRequest) -> list[Plan]:
 
 
 def drafted(definition: Definition, shape: str, draws: Draws) -> tuple[list[int], list[int]]:
-    """The parent list of one draft, and the tokens that were kept of it, ascending, each with its parent.
-
-    Tokens are numbered as drafting does: top_k of the first step, then top_k^2 of each further one, top_k for each of
-    the top_k tokens that were expanded, which the parent list names.
-    """
+    """The parent list of one draft, and the tokens that were kept of it, ascending, each with its parent. Tokens are
+    numbered as drafting does: top_k of the first step, then top_k^2 of each further one, top_k for each of the top_k
+    tokens that were expanded, which the parent list names."""
     axes = definition.const_axes
     top_k, steps = axes["top_k"], axes["num_steps"]
     # Entry 0 stands for the root; the entries 1, 2, ... name the tokens that were expanded.

@@ -140,11 +140,9 @@ def chain_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 
 
 def uniform(values: str, edges: torch.Tensor, nodes: int, draws: Draws) -> torch.Tensor:
-    """float32 [batch_size, nodes]: a number for each step, clear of p / q [batch_size, steps], and one for no step.
-
-    Of ``dyadic`` ones products are exact, and none is a probability but 0; ``equal`` ones are p / q where float32 has
-    it.
-    """
+    """float32 [batch_size, nodes]: a number for each step, clear of p / q [batch_size, steps], and one for no step. Of
+    ``dyadic`` ones products are exact, and none is a probability but 0; ``equal`` ones are p / q where float32 has
+    it."""
     shape = [len(edges), nodes]
     if values in ("dyadic", "equal"):
         number = draws.integers(shape, 0, UNITS - 1).float() + 0.5
@@ -178,7 +176,6 @@ def outcome(definition: Definition, inputs: Inputs) -> tuple[list[int], torch.Te
 
 
 def chain_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """The last token by the sum of the weights after it."""
     places, candidates = inputs["retrive_index"].tolist(), inputs["candidates"].tolist()
     counts, weights = outcome(definition, inputs)
     u = inputs["uniform_samples_for_final_sampling"].double()

@@ -101,12 +101,7 @@ def usual_sequences(few: int, definition: Definition, axes: Mapping[str, int]) -
 #: The corners are trees of each shape that are followed to the end, and siblings with the same token.
 PLAN = RowPlans(
     {"batch_size": Count(12, 256, usual=functools.partial(usual_sequences, 8), corner=6)},
-    {
-        "shape": SHAPES,
-        "vocabulary": VOCABULARIES,
-        "agreement": AGREEMENTS,
-        "shuffled": FLAG,
-    },
+    {"shape": SHAPES, "vocabulary": VOCABULARIES, "agreement": AGREEMENTS, "shuffled": FLAG},
     special=[
         *({"shape": shape, "agreement": 4} for shape in SHAPES),
         {"vocabulary": 2, "agreement": 4, "shuffled": True},
@@ -116,7 +111,6 @@ PLAN = RowPlans(
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """The target model's token after a node is that of one of its children as often as planned."""
     axes, count, device = definition.const_axes, plan["batch_size"], draws.device
     nodes = axes["num_draft_tokens"]
     # One level more than is accepted: the walk has to end before.
@@ -158,7 +152,6 @@ def expected_path(
 
 
 def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """Tree by tree, from the root on, in Python."""
     candidates, places = inputs["candidates"].tolist(), inputs["retrive_index"].tolist()
     target = inputs["target_predict"].flatten().tolist()
     trees = zip(inputs["retrive_next_token"].tolist(), inputs["retrive_next_sibling"].tolist(), strict=True)

@@ -108,7 +108,6 @@ PLAN = RowPlans(
 
 
 def distribution(values: str, shape: list[int], draws: Draws) -> torch.Tensor:
-    """float32 probabilities of the planned kind."""
     if values == "dyadic":
         # Few tokens: their probabilities, and sums of them, meet thresholds and uniform numbers often.
         ends = draws.integers([*shape[:-1], UNITS], 0, 3) * draws.integers([*shape[:-1], 1], 1, 3)
@@ -211,7 +210,6 @@ class Outcome:
 
 
 def outcome(definition: Definition, inputs: Inputs) -> Outcome:
-    """Tree by tree, in Python."""
     target, draft = inputs["target_probs"], inputs["draft_probs"].clone()
     paths = []
     for tree in range(len(target)):
@@ -227,7 +225,6 @@ def outcome(definition: Definition, inputs: Inputs) -> Outcome:
 
 
 def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """The paths in Python, with sums in float64; the last token by the sum of the weights behind it."""
     places, device = inputs["retrive_index"].tolist(), inputs["candidates"].device
     found, tokens = outcome(definition, inputs), {}
     accepted = [[place[node] for node in path] for place, path in zip(places, found.paths, strict=True)]

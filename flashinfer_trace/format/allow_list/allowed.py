@@ -46,7 +46,7 @@ _BUILTINS = {
 }
 BUILTINS = _names(_BUILTINS)
 
-#: Modules that an import may name. They may only stand before a dot, so that no alias hides what is called.
+#: Modules that an import may name. They may only stand before a dot, so no alias hides what is called.
 MODULES = frozenset({"math", "torch", "torch.nn", "torch.nn.functional", "torch.linalg"})
 
 _MATH = {
@@ -70,7 +70,7 @@ _TORCH = {
     "exponentials and logarithms: softmax, lse, gates": "exp exp2 expm1 log log10 log1p log2 logaddexp logaddexp2 "
     "logsumexp softmax log_softmax sigmoid",
     "roots and squares: norms": "rsqrt sqrt square hypot",
-    "trigonometry: rotary embeddings; tanh and erf: activations": "cos sin tan tanh atan2 erf erfc",
+    "trigonometry: rotary embeddings; tanh, erf and relu: activations": "cos sin tan tanh atan2 erf erfc relu",
     "rounding, and the parts of a floating-point number: quantizers": "ceil floor frac frexp ldexp round trunc "
     "copysign signbit nextafter",
     "bits: int4 and fp4 unpacking, hashes": "bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift "

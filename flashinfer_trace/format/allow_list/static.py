@@ -39,14 +39,7 @@ class Violation:
 def check(
     module: ast.Module, table: symtable.SymbolTable, op_type: str | None, nodes: list[ast.AST] | None = None
 ) -> list[Violation]:
-    """Finds what a parsed reference must not use, rule by rule.
-
-    Args:
-        module: the syntax tree.
-        table: the symbol table of the same source.
-        op_type: of the Definition: only some draw random numbers (`allowed.DRAWING_OP_TYPES`).
-        nodes: all nodes of the tree, outer ones first, if they are at hand.
-    """
+    """Finds what a parsed reference must not use, rule by rule."""
     found: list[Violation] = []
 
     def add(rule: str, node: ast.AST, message: str, hint: str) -> None:
@@ -94,7 +87,7 @@ def _check_statements(module: ast.Module, add: Add) -> None:
         if isinstance(statement, (ast.ClassDef, ast.AsyncFunctionDef)):
             continue  # _check_state reports them
         hint = "only a docstring, imports, constants that are literals, and functions; move it into run()"
-        kind = "an assignment that is no literal" if targets else f"the statement {type(statement).__name__}"
+        kind = "an assignment that is not a literal" if targets else f"the statement {type(statement).__name__}"
         add("reference-statement", statement, f"{kind} at module level", hint)
 
 
@@ -124,7 +117,7 @@ def _check_state(nodes: list[ast.AST], add: Add) -> None:
         elif isinstance(node, ast.arguments):
             for default in (*node.defaults, *(default for default in node.kw_defaults if default)):
                 if not is_literal(default) and not isinstance(default, (ast.Name, ast.Attribute)):
-                    add("reference-state", default, "a default that is no literal is kept between calls", hint)
+                    add("reference-state", default, "a default that is not a literal is kept between calls", hint)
 
 
 def _check_contexts(nodes: list[ast.AST], add: Add) -> None:
@@ -378,7 +371,7 @@ def check_text(nodes: list[ast.AST], add: Add) -> None:
             continue
         if isinstance(node, ast.JoinedStr):
             said |= {id(part) for part in ast.walk(node)}
-            add(RULE, node, "an f-string can tell where a function lies in memory", _TEXT_HINT)
+            add(RULE, node, "an f-string can show a function's address in memory", _TEXT_HINT)
         elif isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes)) and "%" in repr(node.value):
             add(RULE, node, "values can be put into a text with %", _TEXT_HINT)
 
@@ -394,13 +387,7 @@ def _places(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def check_memory(nodes: list[ast.AST], bound: Mapping[str, str], add: Add) -> None:
-    """Refuses memory that is not filled at once.
-
-    Args:
-        nodes: of the reference.
-        bound: local name -> dotted path of the module or member that an import gave it.
-        add: what to call with each violation.
-    """
+    """Refuses memory that is not filled at once."""
     calls = [node for node in nodes if isinstance(node, ast.Call)]
     filled = {id(c.func.value) for c in calls if isinstance(c.func, ast.Attribute) and c.func.attr in _FILL}
     called = {id(call.func) for call in calls if id(call) in filled}

@@ -30,13 +30,8 @@ Run = Callable[[Sequence[str]], str]
 
 @dataclass(frozen=True)
 class Clocks:
-    """The state of a GPU at one moment, or the worst of several (see `worst`).
-
-    Attributes:
-        sm, most, memory: clocks of the processors, their highest, and of the memory, in MHz.
-        celsius, watts: temperature, and power.
-        throttled: why its clocks are lowered; empty if they are not.
-    """
+    """The state of a GPU at one moment, or the worst of several (see `worst`): MHz of its processors (`sm`; `most` is
+    their highest) and memory, degrees, watts, and why its clocks are lowered, if they are."""
 
     sm: int
     most: int
@@ -48,11 +43,8 @@ class Clocks:
 
 @dataclass(frozen=True)
 class Environment:
-    """What a time depends on: names and versions, and which of many cards of one model it was.
-
-    Attributes:
-        card: the first digits of its UUID; empty if nothing tells it.
-    """
+    """The environment of a time: names and versions, and which of many cards of one model it was, by digits of its
+    UUID."""
 
     gpu: str
     capability: str
@@ -68,27 +60,11 @@ def _run(command: Sequence[str]) -> str:
 
 
 def name_of(device: torch.device) -> str:
-    """The name by which nvidia-smi knows a GPU.
-
-    nvidia-smi and torch number GPUs differently if CUDA_VISIBLE_DEVICES selects some, or if CUDA puts the fastest
-    first. A UUID is the same everywhere. If torch does not tell the UUID, torch's number is used.
-    """
-    uuid = _uuid(device)
-    return str(_index(device)) if uuid is None else f"GPU-{uuid}"
-
-
-def _index(device: torch.device) -> int:
+    """The name by which nvidia-smi knows a GPU: its UUID, with a prefix. Its number would be another one where
+    CUDA_VISIBLE_DEVICES selects some GPUs, or CUDA puts the fastest first."""
     import torch
 
-    return torch.cuda.current_device() if device.index is None else device.index
-
-
-def _uuid(device: torch.device) -> str | None:
-    """The UUID of a GPU without its prefix; None if torch does not tell it."""
-    import torch
-
-    uuid = getattr(torch.cuda.get_device_properties(_index(device)), "uuid", None)
-    return None if uuid is None else str(uuid).removeprefix("GPU-")
+    return f"GPU-{str(torch.cuda.get_device_properties(device).uuid).removeprefix('GPU-')}"
 
 
 def clocks(gpu: str, run: Run = _run) -> Clocks | str:
@@ -108,10 +84,7 @@ def clocks(gpu: str, run: Run = _run) -> Clocks | str:
 
 def worst(states: Sequence[Clocks | str]) -> Clocks | str:
     """Several readings as one: the lowest clocks, the highest temperature and power, and every reason that was given.
-
-    Args:
-        states: one or more; those that failed do not count unless all have.
-    """
+    Those that failed do not count unless all have."""
     read = [one for one in states if isinstance(one, Clocks)]
     if not read:
         return states[0]
@@ -128,7 +101,6 @@ def worst(states: Sequence[Clocks | str]) -> Clocks | str:
 
 @functools.cache
 def _driver(gpu: str, run: Run) -> str:
-    """The version of a GPU's driver, which does not change while a process runs."""
     try:
         return run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", f"--id={gpu}"]).strip()
     except (OSError, subprocess.SubprocessError):
@@ -145,5 +117,5 @@ def environment(device: str, run: Run = _run) -> Environment:
     driver = _driver(name_of(kind), run)
     major, minor = torch.cuda.get_device_capability(kind)
     name, cuda = torch.cuda.get_device_name(kind), torch.version.cuda or ""
-    card = (_uuid(kind) or "")[:CARD_DIGITS]
+    card = name_of(kind).removeprefix("GPU-")[:CARD_DIGITS]
     return Environment(name, f"{major}.{minor}", driver, cuda, str(torch.__version__), platform.python_version(), card)

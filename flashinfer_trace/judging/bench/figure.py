@@ -25,7 +25,6 @@ class Point:
 
 
 def points(report: Report) -> list[Point]:
-    """A point for each time of a Definition that computes something."""
     found = []
     for each in report.timetables:
         operations = sum(each.operations.values())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.metadata
-import math
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from flashinfer_trace.judging.bench.environment import Clocks, clocks, environme
 from flashinfer_trace.judging.bench.report import Measured, Report, Timetable
 from flashinfer_trace.judging.bench.statistics import Policy, Series, summary
 from flashinfer_trace.judging.costs import Cost, cost_of
-from flashinfer_trace.judging.costs.work import load_gpus, roofline
+from flashinfer_trace.judging.costs.work import load_gpus, roofline, tensor_bytes
 from flashinfer_trace.judging.grades import JudgedInputs, Standard, standards
 from flashinfer_trace.judging.judge import as_submission, checked, judge
 from flashinfer_trace.judging.output_form import filled_outputs
@@ -33,11 +32,10 @@ from flashinfer_trace.judging.server import Server, shared_server
 from flashinfer_trace.judging.stopwatch import Stopwatch
 from flashinfer_trace.judging.submission import RunLimits, Submission, known
 from flashinfer_trace.judging.traffic import Workload
-from flashinfer_trace.judging.traffic.supported import unfit
+from flashinfer_trace.judging.traffic.plans import unfit
 from flashinfer_trace.judging.verdict import Failure, Verdict
 from flashinfer_trace.kernels.names import kernels_named, no_kernel_named
 from flashinfer_trace.verdict.compare import Expected
-from flashinfer_trace.verdict.tensors import torch_dtype
 
 #: Bytes that are written to empty the cache, in sizes of it, and at least.
 FLUSH, LEAST_FLUSH = 4, 256 << 20
@@ -69,7 +67,6 @@ class _Contender:
             self.failure, self.processes = Failure(failed.kind, failed.message), []
 
     def result(self, inputs: int) -> Measured:
-        """The result for this kernel on that many inputs."""
         library = self.kernel.library if self.kernel else ""
         version = importlib.metadata.version(library) if library else ""
         found = None
@@ -79,11 +76,10 @@ class _Contender:
         return Measured(label, library, version, found, self.failure)
 
     def counted(self, process: SubmissionProcess, calls: Sequence[dict[str, float]]) -> Sequence[dict[str, float]]:
-        """What counts of reported times: only real kernels and submissions that plan have phases."""
+        """The reported times that count: only real kernels and submissions that plan have phases."""
         return calls if self.kernel or process.plans else [{name: call[name] for name in TOTALS} for call in calls]
 
     def unfit(self, workload: Workload) -> str | None:
-        """Why a real kernel does not take a workload, or None."""
         return unfit(self.kernel, workload.axes) if self.kernel else None
 
 
@@ -105,10 +101,7 @@ def bench(
 
     Args:
         kernels: as `judge` takes each; none to time real kernels only.
-        definition: or its name.
-        workloads: of that Definition.
         device: ``cuda``, ``cuda:N``, or ``cpu``, whose times say little.
-        policy: how calls are timed.
         against: real kernels, by label, path or tag (see `kernels_named`); by default all that can run here.
         examples, seed: of the judgment.
         server: where processes are forked from; by default one for all of this process.
@@ -134,15 +127,8 @@ def bench(
             contenders += [_Contender(known(loaded, one.label), one) for one in chosen]
         if contenders:
             progress(f"loading {', '.join(one.submission.label for one in contenders)}")
-            _start(
-                contenders,
-                policy.processes,
-                loaded,
-                device,
-                limits or RunLimits(),
-                server or shared_server(),
-                stack,
-            )
+            limits, server = limits or RunLimits(), server or shared_server()
+            _start(contenders, policy.processes, loaded, device, limits, server, stack)
             _time(_TimingRun(loaded, device, policy, contenders), workloads, report, progress)
         report.seconds = time.perf_counter() - started
     return report
@@ -166,7 +152,6 @@ def _time(run: _TimingRun, workloads: Sequence[Workload], report: Report, progre
 
 
 def _wanted(definition: Definition, against: Sequence[str] | None) -> list[Kernel]:
-    """The real kernels that are named, or all of them."""
     every = family_of(definition).kernels_of(definition)
     if against is None:
         return list(every)
@@ -207,12 +192,11 @@ def _start(
     All have loaded before the first call, and from then on run only while they are called. No process of another
     Definition is started before the last call: imports keep processors busy that launch what is timed.
     """
+    names = list(definition.inputs), list(definition.outputs)
     for one in contenders:
-        request = stack.enter_context(one.submission.on_disk())
+        launch = Launch(server, stack.enter_context(one.submission.on_disk()), *names, device, limits)
         with one.failing():
-            launch = Launch(server, request, list(definition.inputs), list(definition.outputs), device, limits)
-            for _ in range(count):
-                one.processes.append(stack.enter_context(launch.begin()))
+            one.processes += (stack.enter_context(launch.begin()) for _ in range(count))
     for done in (SubmissionProcess.loaded, SubmissionProcess.stop):
         for one in contenders:
             with one.failing():
@@ -226,9 +210,8 @@ def _bytes(inputs: Inputs) -> int:
 
 def workload_bytes(definition: Definition, workload: Workload) -> int:
     """Bytes of the inputs and outputs of a workload."""
-    specs = {**definition.inputs, **definition.outputs}
-    shapes = {**definition.input_shapes(workload.axes), **definition.output_shapes(workload.axes)}
-    return sum(math.prod(shape) * torch_dtype(specs[name].dtype).itemsize for name, shape in shapes.items() if shape)
+    read = tensor_bytes(definition.inputs, definition.input_shapes(workload.axes))
+    return read + tensor_bytes(definition.outputs, definition.output_shapes(workload.axes))
 
 
 def _on_cpu(value: Any) -> Any:
@@ -277,7 +260,6 @@ class _TimingRun:
         return self._filled(found, cost, running, done, worst(states or [self._clocks()]))
 
     def left_out(self, workload: Workload) -> dict[str, str]:
-        """The kernels that do not take a workload, and why."""
         reasons = ((one.submission.label, one.unfit(workload)) for one in self._contenders)
         return {f"{label} on {workload.name}": why for label, why in reasons if why is not None}
 
@@ -298,7 +280,6 @@ class _TimingRun:
         return [range(number, number + 1) for number in every] if self._secret else [every]
 
     def _clocks(self) -> Clocks | str:
-        """The state of the device now."""
         gpu = self._device.type == "cuda"
         return clocks(name_of(self._device)) if gpu else "the clocks of a CPU are not read"
 
@@ -313,16 +294,11 @@ class _TimingRun:
         )
 
     def _seed(self, number: int) -> int:
-        """A seed for what has this number."""
         return secrets.randbits(30) if self._secret else number
 
     def _all(self, running: Sequence[_Contender], numbers: range, inputs: Inputs, done: int | None) -> None:
-        """One set of inputs for some processes of every kernel, judged; those that fail take no more.
-
-        Args:
-            numbers: of the processes.
-            done: rounds before this one; None if the calls are not timed.
-        """
+        """One set of inputs for some processes (by number) of every kernel, judged; those that fail take no more.
+        `done` are the rounds before; None if the calls are not timed."""
         expected = self._family.expected(self._definition, inputs)
         aside = 0.0 if done is None else self._flush_seconds(inputs)
         for one in running:
@@ -367,7 +343,6 @@ class _TimingRun:
             return self._quickest(self._stopwatch.hold)
 
     def _quickest(self, work: Callable[[], Any]) -> float:
-        """The least of three times of some work."""
         times = []
         for _ in range(3):
             started = time.perf_counter()

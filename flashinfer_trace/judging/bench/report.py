@@ -19,14 +19,7 @@ from flashinfer_trace.sandbox.limits import printable
 
 @dataclass(frozen=True)
 class Measured:
-    """One kernel on one workload.
-
-    Attributes:
-        kernel: its label; that of a submission is its file.
-        library, version: where a real kernel comes from; empty of a submission.
-        summary: its time; None if it was not timed.
-        failure: why not: a wrong output, an error.
-    """
+    """One kernel (a submission by its file, without library and version) on one workload; what failed is not timed."""
 
     kernel: str
     library: str = ""
@@ -40,7 +33,6 @@ class Timetable:
     """One workload.
 
     Attributes:
-        workload, axes, seed: name them.
         bytes, operations: what has to be moved and computed.
         least: seconds that the GPU needs for that, by its figures in schema/gpus.json; None of a GPU without them.
         kernels: the submissions first, if there are any.
@@ -81,11 +73,8 @@ class Report:
     """A benchmark.
 
     Attributes:
-        definition: name.
         verdicts: on the submissions; none if only real kernels were timed. One that is wrong is not timed.
-        environment: where.
         warm, graph: how (see `statistics.Policy`).
-        timetables: of each workload.
         left_out: real kernels that cannot run here, and why.
         seconds: how long all took.
     """
@@ -166,13 +155,8 @@ def _row(each: Timetable, one: Measured, unbelievable: bool) -> list[str]:
 
 @dataclass
 class Benchmarks:
-    """The result of each Definition.
-
-    Attributes:
-        reports: of those that were benchmarked, in their order.
-        failed: names of those that could not be, and why.
-        left: names of those for which no time was left.
-    """
+    """The report of each Definition; names of those that could not be benchmarked, and why; and those without time
+    left."""
 
     reports: list[Report] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
@@ -185,11 +169,9 @@ class Benchmarks:
 
     @property
     def timed(self) -> bool:
-        """Whether there is a time at all."""
         return any(one.timed for one in self.reports)
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as JSON."""
         return {"reports": [one.to_dict() for one in self.reports], "failed": self.failed, "left": self.left}
 
 
@@ -201,14 +183,11 @@ def bench_all(
     budget: float | None = None,
     now: Callable[[], float] = time.monotonic,
 ) -> Benchmarks:
-    """Benchmarks Definitions in their order.
+    """Benchmarks Definitions in their order, the first in any case.
 
     Args:
-        definitions: the first is always benchmarked.
-        measure: benchmarks one of them.
         finished: called with each result at once; a later failure cannot lose it.
         budget: seconds after which no further Definition has its turn; the one that has it comes to its end.
-        now: a clock, in seconds.
 
     Raises:
         SubmissionError: the argument is not a submission; other Definitions would not change that.

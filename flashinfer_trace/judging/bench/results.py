@@ -29,11 +29,8 @@ class ResultsError(ValueError):
 
 
 def append(report: Report, definition: Definition, root: Path) -> list[Path]:
-    """Appends the times of real kernels that were timed with a cold cache and without a graph.
-
-    Args:
-        report: of that Definition.
-        root: the directory ``results``.
+    """Appends the times of real kernels that were timed with a cold cache and without a graph below the directory
+    `root`.
 
     Returns:
         The file; empty without any such time.
@@ -69,13 +66,8 @@ def timed(root: Path, gpu: str, definitions: Iterable[Definition]) -> set[str]:
 
 
 def of_today(record: Mapping[str, Any], definition: Definition, root: Path) -> bool:
-    """Whether a time is of a Definition's reference and workload as they stand; the latter by its seed and its axes.
-
-    Args:
-        record: a line of results/.
-        definition: the Definition that it names.
-        root: the dataset root. A Definition without a file in its workloads/ has those that its line says.
-    """
+    """Whether a time (a line of results/) is of a Definition's reference and workload as they stand; the latter by its
+    seed and axes. A Definition without a file in workloads/ has those that its line says."""
     if definition.reference_sha256 != record["reference_sha256"]:
         return False
     path = path_of(definition, root)
@@ -88,7 +80,6 @@ def of_today(record: Mapping[str, Any], definition: Definition, root: Path) -> b
 
 @functools.cache
 def _workloads(path: Path) -> dict[str, Any]:
-    """The workloads of a file, by name."""
     found: dict[str, Any] = json.loads(read_text(path, MAX_BYTES))["workloads"]
     return found
 
@@ -107,30 +98,16 @@ def _record(report: Report, definition: Definition, each: Timetable, one: Measur
     found = one.summary
     assert found is not None
     clocks = each.clocks
+    measured = ("plan", "run", "calls", "inputs", "processes", "ahead")
     return {
-        "definition": definition.name,
-        "reference_sha256": definition.reference_sha256,
-        "workload": each.workload,
-        "seed": each.seed,
-        "axes": dict(each.axes),
-        "kernel": one.kernel,
-        "library": one.library,
-        "version": one.version,
-        "seconds": found.seconds,
-        "quartiles": [found.low, found.high],
-        "plan": found.plan,
-        "run": found.run,
-        "calls": found.calls,
-        "inputs": found.inputs,
-        "processes": found.processes,
-        "ahead": found.ahead,
-        "bytes": each.bytes,
-        "operations": dict(each.operations),
-        "least_seconds": each.least,
-        "disputed": found.disputed,
-        "environment": vars(report.environment),
-        "clocks": vars(clocks) if isinstance(clocks, Clocks) else clocks,
-        "recorded": when,
+        **{"definition": definition.name, "reference_sha256": definition.reference_sha256},
+        **{"workload": each.workload, "seed": each.seed, "axes": dict(each.axes)},
+        **{"kernel": one.kernel, "library": one.library, "version": one.version},
+        **{"seconds": found.seconds, "quartiles": [found.low, found.high]},
+        **{name: getattr(found, name) for name in measured},
+        **{"bytes": each.bytes, "operations": dict(each.operations), "least_seconds": each.least},
+        **{"disputed": found.disputed, "environment": vars(report.environment)},
+        **{"clocks": vars(clocks) if isinstance(clocks, Clocks) else clocks, "recorded": when},
     }
 
 

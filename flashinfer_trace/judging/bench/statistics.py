@@ -1,4 +1,4 @@
-"""What some timed calls say: medians and spreads, and whether they can be believed. Needs no GPU."""
+"""Statistics of timed calls: medians and spreads, and whether they can be believed. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -63,12 +63,8 @@ class Policy:
         return done < self.least or (done < self.fresh and seconds < self.seconds)
 
     def fitting(self, size: int, free: int) -> int:
-        """Processes of each kernel for which there is room.
-
-        Args:
-            size: bytes of the inputs of one process of every kernel.
-            free: bytes of memory.
-        """
+        """Processes of each kernel for which there is room: `size` are bytes of the inputs of one process of every
+        kernel."""
         return max(1, min(self.processes, free // (KEPT * size))) if size else self.processes
 
 

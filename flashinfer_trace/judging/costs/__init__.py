@@ -1,4 +1,4 @@
-"""What a Definition costs at given inputs: bytes, operations, and the least time that a GPU needs for them.
+"""The cost of a Definition at given inputs: bytes, operations, and the least time that a GPU needs for them.
 
     >>> cost_of(definition, make_inputs(definition, {"batch_size": 64}))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from flashinfer_trace.judging.costs.elementwise import rows_named
 from flashinfer_trace.judging.costs.work import CUDA_CORES, CostFunction, Elements, Sizes, Work
 
 #: Of each pair of a query head and a key, besides the products: scale, maximum, exponential and sum.
@@ -18,13 +19,8 @@ SOFT_CAP = 3
 
 @dataclass(frozen=True)
 class Request:
-    """The queries and keys of one request: query i of q sees the keys up to number keys - q + i, the last ones of them.
-
-    Attributes:
-        queries: how many; the last tokens of the request.
-        keys: how many.
-        window: how many keys a query sees at most; None for all.
-    """
+    """The queries and keys of one request: query i of q sees the keys up to number keys - q + i, the last `window` of
+    them."""
 
     queries: int
     keys: int
@@ -79,12 +75,8 @@ def paged(sizes: Sizes, inputs: Mapping[str, Any]) -> tuple[list[Request], torch
 
 
 def paged_attention(caches: tuple[str, ...], score: tuple[str, ...], value: str) -> CostFunction:
-    """Attention over pages: of one query for each request, or of its last tokens, which see none after them.
-
-    Args:
-        caches: inputs with the pages.
-        score, value: axes of the features of keys (their sum) and of values.
-    """
+    """Attention over pages: of one query for each request, or of its last tokens, which see none after them. `score`
+    and `value` are axes of the features of keys (their sum) and of values."""
 
     def work(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
         requests, slots, entries = paged(sizes, inputs)
@@ -112,26 +104,19 @@ def page_table(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
 
 
 def sparse(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
-    """Latent attention of each token to the slots that it chose; an index below 0 chooses nothing."""
+    """Attention of each token to the slots that it chose; an index below 0 chooses nothing. With sinks, only the first
+    entries of a row count, and keys are the values."""
     chosen = inputs["sparse_indices"].long().cpu()
-    real = chosen >= 0
-    slots = torch.zeros(sizes["num_pages"] * sizes["page_size"], dtype=torch.bool)
-    slots[chosen[real]] = True
-    slots = slots.view(sizes["num_pages"], sizes["page_size"])
-    key_dim = sizes["head_dim_ckv"] + sizes["head_dim_kpe"]
-    count = operations(sizes, int(real.sum()), key_dim, sizes["head_dim_ckv"])
-    return Work(count, {name: slots for name in ("ckv_cache", "kpe_cache", "kv_cache") if name in inputs})
-
-
-def sparse_with_sinks(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
-    """Attention of each token to the slots among the first entries of its row; keys are the values."""
-    chosen = inputs["sparse_indices"].long().cpu()
-    listed = torch.arange(sizes["topk"]) < inputs["topk_length"].cpu()[:, None]
+    listed = torch.ones_like(chosen, dtype=torch.bool)
+    if "topk_length" in inputs:
+        listed = torch.arange(sizes["topk"]) < inputs["topk_length"].cpu()[:, None]
     real = listed & (chosen >= 0)
-    slots = torch.zeros(sizes["num_slots"], dtype=torch.bool)
-    slots[chosen[real]] = True
-    count = operations(sizes, int(real.sum()), sizes["head_dim"], sizes["head_dim"])
-    return Work(count, {"kv": slots, "sparse_indices": listed})
+    if "kv" in inputs:
+        count = operations(sizes, int(real.sum()), sizes["head_dim"], sizes["head_dim"])
+        return Work(count, {"kv": rows_named(chosen[real], sizes["num_slots"]), "sparse_indices": listed})
+    slots = rows_named(chosen[real], sizes["num_pages"] * sizes["page_size"]).view(-1, sizes["page_size"])
+    count = operations(sizes, int(real.sum()), sizes["head_dim_ckv"] + sizes["head_dim_kpe"], sizes["head_dim_ckv"])
+    return Work(count, {name: slots for name in ("ckv_cache", "kpe_cache", "kv_cache") if name in inputs})
 
 
 def indexer(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
@@ -196,9 +181,7 @@ COSTS: dict[str, CostFunction] = {
     },
     "mla_paged_decode_page_table": page_table,
     "fp8_mqa_logits": indexer,
-    "dsa_sparse_attention": sparse,
-    "dsa_sparse_attention_fp8_cache": sparse,
-    "dsa_sparse_attention_sinks": sparse_with_sinks,
+    **{f"dsa_sparse_attention{kind}": sparse for kind in ("", "_fp8_cache", "_sinks")},
     **{
         f"gqa_ragged_prefill_causal{variant}": ragged("head_dim", "head_dim")
         for variant in _VARIANTS

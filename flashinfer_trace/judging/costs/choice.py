@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from flashinfer_trace.judging.costs.work import CUDA_CORES, CostFunction, Elements, Sizes, Work
+from flashinfer_trace.judging.costs.work import CUDA_CORES, CostFunction, Elements, Sizes, Work, each
 
 #: For each probability: comparisons with thresholds, sums of what is kept.
 SAMPLE = 3
@@ -16,11 +16,6 @@ SELECT = 1
 #: For each token of the row that the next token is drawn from: difference, maximum, sum, comparison.
 DRAW = 4
 SMALLEST_THRESHOLD = 1e-9
-
-
-def rows_of(operations: int, rows: str, columns: str) -> CostFunction:
-    """So many operations for each value; all are read."""
-    return lambda sizes, inputs: Work({CUDA_CORES: operations * sizes[rows] * sizes[columns]})
 
 
 def candidates(sizes: Sizes, inputs: Mapping[str, Any]) -> torch.Tensor:
@@ -62,11 +57,6 @@ def build_tree(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
     unread: Elements = torch.zeros_like(written)
     operations = sizes["batch_size"] * draft * (sizes["num_steps"] + draft)
     return Work({CUDA_CORES: operations}, {"tree_mask": unread}, {"tree_mask_out": written})
-
-
-def verify_greedy(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
-    """A comparison for each node."""
-    return Work({CUDA_CORES: sizes["batch_size"] * sizes["num_draft_tokens"]})
 
 
 def verify_sampled(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
@@ -131,17 +121,17 @@ def walk(
 
 COSTS: dict[str, CostFunction] = {
     **{
-        f"{kind}_sampling_from_probs": rows_of(SAMPLE, "batch_size", "vocab_size")
+        f"{kind}_sampling_from_probs": each(SAMPLE, "batch_size", "vocab_size")
         for kind in ("top_k", "top_p", "top_k_top_p", "top_k_top_p_joint", "min_p")
     },
-    **{f"{kind}_renorm_probs": rows_of(SAMPLE, "batch_size", "vocab_size") for kind in ("top_k", "top_p")},
-    "draft_topk1_postprocess": rows_of(SELECT, "batch_size", "vocab_size"),
+    **{f"{kind}_renorm_probs": each(SAMPLE, "batch_size", "vocab_size") for kind in ("top_k", "top_p")},
+    "draft_topk1_postprocess": each(SELECT, "batch_size", "vocab_size"),
     "chain_speculative_sampling": verify_chain,
-    "fast_topk": rows_of(SELECT, "num_rows", "vocab_size"),
+    "fast_topk": each(SELECT, "num_rows", "vocab_size"),
     "fast_topk_v2": sparse_top_k,
     "fast_topk_transform_ragged_fused": sparse_top_k,
     "fast_topk_transform_fused": sparse_top_k_slots,
     "build_tree_kernel_efficient": build_tree,
-    "verify_tree_greedy": verify_greedy,
+    "verify_tree_greedy": each(1, "batch_size", "num_draft_tokens"),
     "tree_speculative_sampling_target_only": verify_sampled,
 }

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from flashinfer_trace.judging.costs.work import CUDA_CORES, CostFunction, Sizes, Work
+from flashinfer_trace.judging.costs.work import CUDA_CORES, CostFunction, Sizes, Work, each
 
 #: Operations for each element, as the formulas of the references have them.
 RMSNORM = 4  # square, sum; times the root, times the weight
@@ -23,15 +23,6 @@ MERGE_ROW = 8  # maximum, two differences, two exponentials, a sum, two quotient
 SOFTMAX = 5  # quotient, maximum, exp of the difference, sum, quotient
 ROTATE = 3  # two products and a sum
 NVFP4 = 5  # absolute value, maximum, product, rounding, packing
-
-
-def each(per_element: int, *axes: str) -> CostFunction:
-    """So many operations for each element of a tensor with these axes; everything is read and written."""
-
-    def work(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
-        return Work({CUDA_CORES: per_element * math.prod(sizes[axis] for axis in axes)})
-
-    return work
 
 
 def merge(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
@@ -57,7 +48,6 @@ def rows_named(indices: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 def rope(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
-    """Angles are read at the positions of the tokens."""
     heads = sizes["num_qo_heads"] + sizes["num_kv_heads"]
     angles = rows_named(inputs["positions"], sizes["max_seq_len"])
     count = ROTATE * sizes["num_tokens"] * heads * sizes["rotary_dim"]
@@ -175,7 +165,6 @@ def listed(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
 
 
 def taken_pages(sizes: Sizes, inputs: Mapping[str, Any]) -> torch.Tensor:
-    """Which free pages are taken."""
     after = inputs["seq_lens"]
     before = inputs.get("prefix_lens", after - 1)
     pages = -(-after // sizes["page_size"]) + -before // sizes["page_size"]

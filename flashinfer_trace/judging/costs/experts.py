@@ -10,7 +10,7 @@ import torch
 
 from flashinfer_trace.judging.costs.elementwise import NVFP4, QUANTIZE, SILU, rows_named
 from flashinfer_trace.judging.costs.products import FLOAT4
-from flashinfer_trace.judging.costs.work import CUDA_CORES, CostFunction, Elements, Sizes, Work
+from flashinfer_trace.judging.costs.work import CUDA_CORES, CostFunction, Elements, Sizes, Work, each
 
 #: (sizes, inputs) -> the experts of each token.
 Router = Callable[[Sizes, Mapping[str, Any]], torch.Tensor]
@@ -52,7 +52,6 @@ def whole_experts(
     """Routing, both products of the chosen experts that are on this GPU, and the weighted sum.
 
     Args:
-        router: which experts each token chooses.
         dtype: of the products' operands.
         token_scales: which dimension of the activations' scales are the tokens: ``rows`` or ``columns``; none if empty.
         expert_scales: inputs with scales of each expert.
@@ -103,12 +102,8 @@ def packed_product(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
 
 
 def grouped_product(dtype: str, scales: tuple[str, ...]) -> CostFunction:
-    """The product of each expert with its rows, which are sorted by expert.
-
-    Args:
-        dtype: of the operands.
-        scales: inputs with scales of the rows of `a` and of each expert's `b`, or with a number of each expert.
-    """
+    """The product of each expert with its rows, which are sorted by expert. `scales` are those of the rows of `a` and
+    of each expert's `b`, or a number of each expert."""
 
     def work(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
         offsets = inputs["expert_offsets"].long()
@@ -142,14 +137,8 @@ def scattered_product(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
 
 
 def rows_between(offsets: torch.Tensor, rows: int) -> torch.Tensor:
-    """Which of so many rows lie between the first offset and the last."""
     place = torch.arange(rows, device=offsets.device)
     return (place >= offsets[0]) & (place < offsets[-1])
-
-
-def router(experts: str = "num_experts") -> CostFunction:
-    """Choosing experts for each token."""
-    return lambda sizes, inputs: Work({CUDA_CORES: ROUTE * sizes["seq_len"] * sizes[experts]})
 
 
 def hashed(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
@@ -161,16 +150,6 @@ def hashed(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
         "routing_logits": logits.scatter(1, ids[tokens], True),
     }
     return Work({CUDA_CORES: ROUTE * sizes["seq_len"] * sizes["top_k"]}, reads)
-
-
-def sorting(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
-    """Counting and placing each pair of a token and an expert."""
-    return Work({CUDA_CORES: 2 * sizes["seq_len"] * sizes["top_k"]})
-
-
-def sum_reduce(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
-    """top_k - 1 additions and a product for each element."""
-    return Work({CUDA_CORES: sizes["seq_len"] * sizes["hidden_size"] * sizes["top_k"]})
 
 
 def shuffled_sum(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
@@ -188,13 +167,7 @@ def reordered_sum(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
 
 
 def shuffle(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
-    """Copies of rows."""
     return Work({}, {"input": rows_named(inputs["dst2src_map"], sizes["num_rows"])})
-
-
-def quantize(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
-    """Every row is quantized, with the scale of its expert."""
-    return Work({CUDA_CORES: NVFP4 * sizes["total_rows"] * sizes["k"]})
 
 
 _NVFP4_SCALES = (
@@ -226,12 +199,14 @@ COSTS: dict[str, CostFunction] = {
     "moe_fp8_block_scale_grouped_gemm": grouped_product("float8_e4m3fn", ("a_scale", "b_scale")),
     "moe_w4a8_grouped_gemm": grouped_product("float8_e4m3fn", ("b_scale",)),
     "moe_nvfp4_grouped_gemm": grouped_product(FLOAT4, ("a_scale", "b_scale", "alphas")),
-    "moe_nvfp4_experts_quant": quantize,
-    **{f"moe_topk_{kind}": router() for kind in _ROUTERS},
+    "moe_nvfp4_experts_quant": each(NVFP4, "total_rows", "k"),
+    **{f"moe_topk_{kind}": each(ROUTE, "seq_len", "num_experts") for kind in _ROUTERS},
     "moe_topk_hash": hashed,
     "moe_append_shared_experts": lambda sizes, inputs: Work({}),
-    **dict.fromkeys(("moe_align_block_size", "moe_prepare_input", "moe_w4a8_problem_sizes"), sorting),
-    "moe_sum_reduce": sum_reduce,
+    **dict.fromkeys(
+        ("moe_align_block_size", "moe_prepare_input", "moe_w4a8_problem_sizes"), each(2, "seq_len", "top_k")
+    ),
+    "moe_sum_reduce": each(1, "seq_len", "hidden_size", "top_k"),
     "moe_apply_shuffle_mul_sum": shuffled_sum,
     "moe_post_reorder": reordered_sum,
     **{f"moe_shuffle_rows{suffix}": shuffle for suffix in ("", "_fp8", "_fp32")},

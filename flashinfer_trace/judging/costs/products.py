@@ -15,13 +15,8 @@ FLOAT4, BLOCK = "float4_e2m1fn", 16
 
 
 def product(dtype: str, scalings: int = 0, m: str = "m", n: str = "n", k: str = "k") -> CostFunction:
-    """A product [m, k] x [k, n], of each of `batch_size` pairs if there is such a constant.
-
-    Args:
-        dtype: of the operands, as the tensor cores see them.
-        scalings: operations on each element of the result.
-        m, n, k: names of the axes.
-    """
+    """A product [m, k] x [k, n], of each of `batch_size` pairs if there is such a constant, with so many operations on
+    each element of the result."""
 
     def work(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
         results = sizes.get("batch_size", 1) * sizes[m] * sizes[n]

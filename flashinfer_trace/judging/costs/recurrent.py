@@ -6,21 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from flashinfer_trace.judging.costs.elementwise import rows_named
-from flashinfer_trace.judging.costs.work import CUDA_CORES, CostFunction, Sizes, Work
+from flashinfer_trace.judging.costs.work import CUDA_CORES, CostFunction, Sizes, Work, each
 
 #: Of each token and head: A_log's exp, sum, softplus (2), product; sigmoid (3).
 GATES = 8
 #: Of each element of the state: decay; product with the key and sum; product with the change and sum; product with the
 #: query and sum.
 DELTA = 7
-
-
-def gating(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
-    return Work({CUDA_CORES: GATES * sizes["num_tokens"] * sizes["num_v_heads"]})
-
-
-def gdn_decode(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
-    return Work({CUDA_CORES: delta_rule(sizes, sizes["batch_size"])})
 
 
 def gdn_verify(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
@@ -38,7 +30,6 @@ def gdn_prefill(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
 
 
 def delta_rule(sizes: Sizes, tokens: int) -> int:
-    """Operations of so many tokens."""
     return tokens * sizes["num_v_heads"] * (GATES + DELTA * sizes["head_size"] ** 2)
 
 
@@ -89,8 +80,8 @@ def convolution(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
 
 
 COSTS: dict[str, CostFunction] = {
-    "fused_gdn_gating": gating,
-    "gdn_decode": gdn_decode,
+    "fused_gdn_gating": each(GATES, "num_tokens", "num_v_heads"),
+    "gdn_decode": lambda sizes, inputs: Work({CUDA_CORES: delta_rule(sizes, sizes["batch_size"])}),
     "gdn_prefill": gdn_prefill,
     "gdn_verify": gdn_verify,
     "causal_conv1d": convolution,

@@ -1,4 +1,4 @@
-"""What a Definition has to do at given inputs: which elements it reads and writes, and how many operations it makes.
+"""The work of a Definition at given inputs: which elements it reads and writes, and how many operations it makes.
 
 The figures are those of the function, not of one kernel: each element that the result depends on is read once, each
 element of the result is written once, and every operation that counts is made once. A kernel that moves less does not
@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.dataset import store
+from flashinfer_trace.format.definition import Definition, TensorSpec
 from flashinfer_trace.format.json_source import JsonSourceError, load_object
-from flashinfer_trace.format.json_values import strings
 from flashinfer_trace.format.roots import shared
 from flashinfer_trace.verdict.tensors import torch_dtype
 
@@ -62,12 +62,10 @@ class Cost:
 
     @property
     def bytes(self) -> int:
-        """Bytes moved in both directions."""
         return self.bytes_read + self.bytes_written
 
     @property
     def intensity(self) -> float:
-        """Operations per byte."""
         return sum(self.operations.values()) / self.bytes if self.bytes else 0.0
 
 
@@ -76,19 +74,22 @@ def cost(definition: Definition, axes: Mapping[str, int], work: Work) -> Cost:
 
     Where nothing is written, nothing is read or computed: no element of the result could depend on it.
     """
-    written = _bytes(definition.outputs, definition.output_shapes(axes), work.writes)
+    written = tensor_bytes(definition.outputs, definition.output_shapes(axes), work.writes)
     if not written:
         return Cost(0, 0, {})
-    read = _bytes(definition.inputs, definition.input_shapes(axes), work.reads)
+    read = tensor_bytes(definition.inputs, definition.input_shapes(axes), work.reads)
     return Cost(read, written, {dtype: count for dtype, count in work.operations.items() if count})
 
 
-def _bytes(specs: Mapping[str, Any], shapes: Mapping[str, Any], moved: Mapping[str, Elements]) -> int:
-    total = 0
-    for name, shape in shapes.items():
-        if shape is not None:
-            total += torch_dtype(specs[name].dtype).itemsize * count(shape, moved.get(name, ALL))
-    return total
+def tensor_bytes(
+    specs: Mapping[str, TensorSpec], shapes: Mapping[str, tuple[int, ...] | None], moved: Mapping[str, Elements] = {}
+) -> int:
+    """Bytes of the elements of tensors that are moved; of those that are not named in `moved`, all of them."""
+    return sum(
+        torch_dtype(specs[name].dtype).itemsize * count(shape, moved.get(name, ALL))
+        for name, shape in shapes.items()
+        if shape is not None
+    )
 
 
 def count(shape: tuple[int, ...], elements: Elements) -> int:
@@ -99,6 +100,15 @@ def count(shape: tuple[int, ...], elements: Elements) -> int:
     leading = tuple(size if own != 1 else 1 for size, own in zip(shape, elements.shape, strict=False))
     assert tuple(elements.shape) == leading, f"a mask {list(elements.shape)} of a tensor {list(shape)}"
     return int(elements.sum()) * (size // elements.numel())
+
+
+def each(per_element: int, *axes: str) -> CostFunction:
+    """So many operations for each element of a tensor with these axes; everything is read and written."""
+
+    def work(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
+        return Work({CUDA_CORES: per_element * math.prod(sizes[axis] for axis in axes)})
+
+    return work
 
 
 class GpusError(ValueError):
@@ -117,13 +127,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Roofline:
-    """The least time of a cost on a GPU.
-
-    Attributes:
-        memory: seconds to move the bytes.
-        arithmetic: seconds to make the operations; CUDA cores and tensor cores work at the same time.
-        seconds: the longer of both.
-    """
+    """The least time of a cost on a GPU: seconds to move the bytes, and to make the operations, at the same time."""
 
     gpu: str
     memory: float
@@ -135,7 +139,7 @@ class Roofline:
 
     @property
     def bound(self) -> str:
-        """What it waits for: ``memory`` or ``arithmetic``."""
+        """The resource that it waits for: ``memory`` or ``arithmetic``."""
         return "memory" if self.memory >= self.arithmetic else "arithmetic"
 
 
@@ -145,29 +149,19 @@ def load_gpus(root: Path) -> dict[str, Gpu]:
     Raises:
         GpusError: schema/gpus.json cannot be read, or is malformed.
     """
+    from flashinfer_trace.dataset.validation.schemas import first_problem
+
     path = shared(root, "schema", "gpus.json")
     try:
-        return {
-            name: Gpu(
-                name,
-                strings(entry["names"]),
-                _rate(entry["bandwidth"]),
-                {dtype: _rate(peak) for dtype, peak in entry["peak"].items()},
-            )
-            for name, entry in load_object(path)["gpus"].items()
-        }
+        gpus = load_object(path)
     except JsonSourceError as error:
         raise GpusError(f"{path}: {error}; restore it from version control") from None
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise GpusError(f"{path}: malformed ({error!r}); see schema/gpus.schema.json") from None
-
-
-def _rate(value: Any) -> float:
-    """A rate per second, checked to be a valid divisor."""
-    rate = float(value)
-    if not 0 < rate < math.inf:
-        raise ValueError(f"{value!r} is no positive number")
-    return rate
+    if problem := first_problem("gpus", gpus, store.find_root()):
+        raise GpusError(f"{path}: {problem}; see schema/gpus.schema.json")
+    return {
+        name: Gpu(name, tuple(entry["names"]), entry["bandwidth"], entry["peak"])
+        for name, entry in gpus["gpus"].items()
+    }
 
 
 def microseconds(seconds: float) -> str:

@@ -25,13 +25,8 @@ ENTRY = "run_dumped"
 
 
 def write_solutions(directory: Path, found: Iterable[tuple[Dump, Match]], kernel: Path, function: str) -> Summary:
-    """Writes a solution for each dumped call, ``guards.json`` and ``guard.py``.
-
-    Args:
-        directory: an empty one.
-        found: dumps, and what they are here.
-        kernel: a Python file.
-        function: its function, which takes the inputs of the Definition here and returns its outputs.
+    """Writes a solution for each dumped call into an empty directory, ``guards.json`` and ``guard.py``. The function of
+    the kernel's file takes the inputs of the Definition here and returns its outputs.
 
     Raises:
         ExportError: the file has no such function.

@@ -73,13 +73,8 @@ def _guard(applied: Callable[..., Any], function: Callable[..., Any], template: 
 
 
 def fits(guard: Mapping[str, Any], tensors: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
-    """Whether a call is one that a solution is for.
-
-    Args:
-        guard: an entry of ``guards.json``.
-        tensors: the call's inputs by the names of the Definition.
-        arguments: all of its arguments.
-    """
+    """Whether a call is one that a solution is for, by the guard, the call's inputs by the names of the Definition, and
+    all of its arguments."""
     for name, (dtype, shape) in guard["tensors"].items():
         tensor = tensors.get(name)
         if tensor is None or str(getattr(tensor, "dtype", None)).removeprefix("torch.") != dtype:

@@ -1,13 +1,12 @@
 """The workloads of a Definition as evaluators take them, and where their inputs come from.
 
 flashinfer-bench draws tensors of normal values, of fp8 codes up to 2, of integers up to 1024 and of any bytes. Inputs
-that may have any values are left to it, so that an export stays small. What has structure is given: offsets, pages,
+that can have any values are left to it, so an export stays small. Structured inputs are given: offsets, pages,
 positions and routes by the family, scales and probabilities by a formula.
 """
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.plans import input_bytes
 from flashinfer_trace.judging.costs.shapes import without_features
+from flashinfer_trace.judging.costs.work import tensor_bytes
 from flashinfer_trace.judging.traffic import Workload, WorkloadError, digest, workloads
 from flashinfer_trace.verdict.tensors import torch_dtype
 
@@ -54,7 +54,6 @@ class Random:
 
     @property
     def code(self) -> str:
-        """An expression that draws it with torch."""
         shape = list(self.shape)
         if self.dtype == "int8":
             return f"torch.randint(-128, 128, {shape}, dtype=torch.int8)"
@@ -74,12 +73,10 @@ class Scales:
 
     @property
     def code(self) -> str:
-        """An expression that draws it with torch."""
         drawn = f"torch.exp2(4 * torch.rand({list(self.shape or ())}) - 2) * {self.typical:.6g}"
         return f"({drawn}).to(torch.{self.dtype})" if self.shape is not None else f"({drawn}).item()"
 
     def value(self, draws: Draws) -> torch.Tensor | float:
-        """The scales themselves."""
         drawn = torch.exp2(draws.uniform(self.shape or (), -2.0, 2.0)) * self.typical
         return drawn.item() if self.shape is None else drawn.to(torch_dtype(self.dtype))
 
@@ -92,11 +89,9 @@ class Probabilities:
 
     @property
     def code(self) -> str:
-        """An expression that draws it with torch."""
         return f"torch.softmax({_LOGIT_SIGMA} * torch.randn({list(self.shape)}), dim=-1)"
 
     def value(self, draws: Draws) -> torch.Tensor:
-        """The rows themselves."""
         return torch.softmax(draws.normal(self.shape, scale=_LOGIT_SIGMA), dim=-1)
 
 
@@ -144,20 +139,14 @@ def _scales(definition: Definition, name: str, shape: tuple[int, ...] | None) ->
 
 @dataclass(frozen=True)
 class Case:
-    """One workload.
-
-    Attributes:
-        name: unique within the Definition.
-        axes: values of every variable axis, each positive.
-        inputs: by name, in the Definition's order.
-    """
+    """One workload, with a positive value of every variable axis."""
 
     name: str
     axes: Mapping[str, int]
     inputs: Mapping[str, Source]
 
     def draws(self, definition: Definition) -> Draws:
-        """What the values of its formulas are drawn from: the same in every export."""
+        """The generator of its formulas' values: the same in every export."""
         return Draws(zlib.crc32(f"{definition.name} {self.name}".encode()), "cpu")
 
 
@@ -171,12 +160,8 @@ class Unsuitable:
 
 @dataclass(frozen=True)
 class EvaluatorLimits:
-    """The parts of a workload that an evaluator can handle.
-
-    Attributes:
-        rows: most rows of op_type sampling that it judges in time, or None.
-        stored: inputs that are stored for it although they have a formula, and are large.
-    """
+    """The most rows of op_type sampling that an evaluator judges in time, and large inputs that are stored for it
+    although they have a formula."""
 
     rows: int | None = None
     stored: frozenset[str] = frozenset()
@@ -241,7 +226,12 @@ def _given(workload: Workload, names: Collection[str]) -> dict[str, Any]:
     """
     definition = workload.definition
     numbers = [name for name in names if definition.inputs[name].shape is None]
-    whole = all(not definition.inputs[name].dtype.startswith(_FRACTIONS) for name in names if name not in numbers)
+    own, thin = (one.input_shapes(workload.axes) for one in (definition, without_features(definition)))
+    whole = all(
+        not definition.inputs[name].dtype.startswith(_FRACTIONS) and own[name] == thin[name]  # scales have features
+        for name in names
+        if name not in numbers
+    )
     found = _structure(workload, names, numbers) if whole else workload.inputs("cpu")
     given = {name: found[name] for name in names}
     wrong = [name for name, value in given.items() if workload.digests.get(name, digest(value)) != digest(value)]
@@ -271,12 +261,10 @@ def _too_large(
 ) -> str | None:
     """Why inputs are more than an export stores or an evaluator judges in time, or None."""
     if definition.op_type == "sampling" and limits.rows is not None and axes["batch_size"] > limits.rows:
-        return f"{_DRAWS} tokens are drawn for each row, one by one, so that more than {limits.rows} rows time out"
+        return f"{_DRAWS} tokens are drawn for each row, one by one, so more than {limits.rows} rows time out"
     shapes = definition.input_shapes(axes)
     structured = {*names} | (limits.stored & definition.inputs.keys())
-    stored = sum(
-        math.prod(shapes[name] or ()) * torch_dtype(definition.inputs[name].dtype).itemsize for name in structured
-    )
+    stored = tensor_bytes(definition.inputs, {name: shapes[name] for name in structured})
     return (
         f"its tensors would take {stored >> 20} MiB, more than {_MOST_STORED >> 20}" if stored > _MOST_STORED else None
     )
@@ -288,12 +276,11 @@ def _unsuitable(definition: Definition, given: Mapping[str, Any], axes: Mapping[
     if empty:
         return f"{empty[0]} is 0, and evaluators take positive sizes only"
     if "lse" in definition.outputs and _has_blind_query(definition, given):
-        return "a query sees no key, so that its lse is -inf, and the evaluators reject infinities"
+        return "a query sees no key, so its lse is -inf, and the evaluators reject infinities"
     return None
 
 
 def _has_blind_query(definition: Definition, inputs: Mapping[str, Any]) -> bool:
-    """Whether a query may attend to no key."""
     if "sparse_indices" in inputs:
         return bool((inputs["sparse_indices"] < 0).all(dim=1).any())
     keys = inputs["kv_indptr"].diff()

@@ -90,12 +90,10 @@ def incomparable(definition: Definition, family: Family) -> str | None:
 
 
 def incomparable_kernel(definition: Definition, family: Family, kernel: Kernel) -> str | None:
-    """Why one kernel cannot be judged by comparing elements, or None."""
     return None if definition.op_type == "sampling" else _free_output(definition, family, kernel)
 
 
 def _float8_output(definition: Definition) -> str | None:
-    """The first output of fp8 codes."""
     return next((name for name, spec in definition.outputs.items() if spec.dtype.startswith("float8")), None)
 
 

@@ -14,7 +14,7 @@ from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.judging.bench.results import of_today, read
 from flashinfer_trace.judging.export.cases import KERNELBENCH, Case, Probabilities, Random, Scales, Source, cases
 from flashinfer_trace.judging.export.judgeable import PRECISIONS, unfit_for_kernelbench
-from flashinfer_trace.judging.export.summary import Card, Summary, write_card
+from flashinfer_trace.judging.export.summary import Summary, write_card
 
 #: Most characters of tensors that a file of source contains.
 MOST_TEXT = 1 << 16
@@ -56,20 +56,18 @@ _SETTINGS = {
 torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 """
 }
-_CARD = Card(
-    title="flashinfer-trace as problems of KernelBench",
-    about=(
-        "Each file has `class Model(torch.nn.Module)`, `get_inputs()` and `get_init_inputs()`, like the problems of "
-        "KernelBench: write a `ModelNew` that returns the same, and faster. KernelBench's evaluator casts all tensors "
-        "to one precision: give it the problem's, which is in `index.jsonl` and in the first lines of each file. "
-        "A problem has the sizes of one workload: the first of a short benchmark, or else of all, that fits into the "
-        "file. "
-        "The baseline, `Model`, is a reference in PyTorch that computes in float32 or better. A speedup over it says "
-        "nothing about the kernels that serve models. `index.jsonl` names the fastest of these that was measured "
-        "(`fastest`), with its GPU and seconds, where there is a time for the problem's workload; "
-        "`flashinfer-trace bench` times a kernel beside all of them. "
-        "Tensors are drawn anew for each seed; numbers, and the `top_p` of each row, stay as they are."
-    ),
+_TITLE = "flashinfer-trace as problems of KernelBench"
+_ABOUT = (
+    "Each file has `class Model(torch.nn.Module)`, `get_inputs()` and `get_init_inputs()`, like the problems of "
+    "KernelBench: write a `ModelNew` that returns the same, and faster. KernelBench's evaluator casts all tensors "
+    "to one precision: give it the problem's, which is in `index.jsonl` and in the first lines of each file. "
+    "A problem has the sizes of one workload: the first of a short benchmark, or else of all, that fits into the "
+    "file. "
+    "The baseline, `Model`, is a reference in PyTorch that computes in float32 or better. A speedup over it says "
+    "nothing about the kernels that serve models. `index.jsonl` names the fastest of these that was measured "
+    "(`fastest`), with its GPU and seconds, where there is a time for the problem's workload; "
+    "`flashinfer-trace bench` times a kernel next to all of them. "
+    "Tensors are drawn anew for each seed; numbers, and the `top_p` of each row, stay as they are."
 )
 
 
@@ -78,17 +76,11 @@ class NoProblem(ValueError):
 
 
 def write_problems(directory: Path, definitions: Iterable[Definition], advance: Callable[[str], None]) -> Summary:
-    """Writes a problem for each Definition, a dataset card, and ``left_out.json``.
-
-    Args:
-        directory: an empty one.
-        definitions: each is exported, or left out with the reason.
-        advance: is told the name of each Definition that is done.
-    """
+    """Writes a problem for each Definition into an empty directory, a dataset card, and ``left_out.json``."""
     summary = Summary()
     for definition in definitions:
         try:
-            code, best = _made(definition, functools.partial(summary.leave_out_workload, definition.name))
+            code, best = problem(definition, functools.partial(summary.leave_out_part, "workloads", definition.name))
         except NoProblem as reason:
             summary.leave_out(definition.name, str(reason))
         else:
@@ -99,25 +91,21 @@ def write_problems(directory: Path, definitions: Iterable[Definition], advance: 
             summary.add(definition, workloads=1, precision=precision(definition), **columns, code=code)
         advance(definition.name)
     summary.write(directory)
-    write_card(directory, _CARD, summary)
+    write_card(directory, _TITLE, _ABOUT, summary)
     return summary
 
 
-def problem(definition: Definition, skip: Callable[[str, str], None] = lambda workload, reason: None) -> str:
-    """The source of a problem: a workload of a short benchmark, or else the first one whose tensors fit into it.
+def problem(
+    definition: Definition, skip: Callable[[str, str], None] = lambda workload, reason: None
+) -> tuple[str, tuple[str, str, float]]:
+    """The source of a problem, and the `fastest` real kernel at its sizes.
 
-    Args:
-        definition: what to compute.
-        skip: is told the name of each workload that comes earlier and cannot be used, and the reason.
+    It has a workload of a short benchmark, or else the first one whose tensors fit into it. `skip` is told the name of
+    each workload that comes earlier and cannot be used, and the reason.
 
     Raises:
         NoProblem: KernelBench cannot judge it, or no workload fits.
     """
-    return _made(definition, skip)[0]
-
-
-def _made(definition: Definition, skip: Callable[[str, str], None]) -> tuple[str, tuple[str, str, float]]:
-    """The source of a problem, and the fastest real kernel at its sizes: see `fastest`."""
     if reason := unfit_for_kernelbench(definition, family_of(definition)):
         raise NoProblem(reason)
     reason = "it has no workload"
@@ -146,7 +134,6 @@ def fastest(definition: Definition, workload: str) -> tuple[str, str, float]:
 
 @functools.cache
 def _recorded(root: Path) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """The times in results/, by Definition and workload."""
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for one in read(root / "results"):
         found.setdefault((one["definition"], one["workload"]), []).append(one)
@@ -159,7 +146,6 @@ def precision(definition: Definition) -> str:
 
 
 def _value(given: Source) -> str:
-    """An expression for an input."""
     if isinstance(given, (Random, Scales, Probabilities)):
         return given.code
     if not isinstance(given, torch.Tensor):

@@ -75,27 +75,15 @@ def main_source(definition: Definition, family: Family, kernel: Kernel) -> str:
 def _stand_in(definition: Definition) -> str:
     """The code of a stand-in for a Definition, with the fields that adapters read."""
 
-    def specs(of: Mapping[str, TensorSpec]) -> list[str]:
-        return [
-            f"        {name!r}: SimpleNamespace(shape={spec.shape!r}, dtype={spec.dtype!r}),"
+    def specs(of: Mapping[str, TensorSpec]) -> str:
+        return "".join(
+            f"        {name!r}: SimpleNamespace(shape={spec.shape!r}, dtype={spec.dtype!r}),\n"
             for name, spec in of.items()
-        ]
+        )
 
-    return "\n".join(
-        [
-            "DEFINITION = SimpleNamespace(",
-            f"    name={definition.name!r},",
-            f"    op_type={definition.op_type!r},",
-            f"    const_axes={definition.const_axes!r},",
-            "    inputs={",
-            *specs(definition.inputs),
-            "    },",
-            "    outputs={",
-            *specs(definition.outputs),
-            "    },",
-            ")",
-        ]
-    )
+    own = "".join(f"    {name}={getattr(definition, name)!r},\n" for name in ("name", "op_type", "const_axes"))
+    tensors = f"    inputs={{\n{specs(definition.inputs)}    }},\n    outputs={{\n{specs(definition.outputs)}    }},\n"
+    return f"DEFINITION = SimpleNamespace(\n{own}{tensors})"
 
 
 def _run(definition: Definition, kernel: Kernel) -> str:

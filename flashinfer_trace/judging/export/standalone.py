@@ -54,7 +54,6 @@ def _bound(statement: ast.stmt) -> Iterator[str]:
 
 
 def _is_plain(statement: ast.Assign | ast.AnnAssign) -> bool:
-    """Whether a statement binds one name, to its whole value."""
     return isinstance(statement, ast.AnnAssign) or (
         len(statement.targets) == 1 and isinstance(statement.targets[0], ast.Name)
     )

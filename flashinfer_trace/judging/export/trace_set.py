@@ -18,32 +18,24 @@ from flashinfer_trace.harness.family import Family, Kernel
 from flashinfer_trace.judging.export.cases import Case, Probabilities, Random, Scales, cases
 from flashinfer_trace.judging.export.judgeable import incomparable_kernel, unjudged
 from flashinfer_trace.judging.export.solutions import AUTHOR, solution
-from flashinfer_trace.judging.export.summary import Card, Summary, write_card
-from flashinfer_trace.judging.traffic.supported import unfit
+from flashinfer_trace.judging.export.summary import Summary, write_card
+from flashinfer_trace.judging.traffic.plans import unfit
 from flashinfer_trace.kernels.table import capability_range
 
 #: Names of workloads are hashed in this namespace: two exports have the same identifiers.
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "flashinfer-trace/workloads")
-_CARD = Card(
-    title="flashinfer-trace as a TraceSet of flashinfer-bench",
-    about=(
-        "Each Definition has workloads that flashinfer-bench's evaluators can take, and the real kernels that compute "
-        "it as solutions. Run them on a GPU with `flashinfer-bench run --local .` (version 0.1.2)."
-    ),
+_TITLE = "flashinfer-trace as a TraceSet of flashinfer-bench"
+_ABOUT = (
+    "Each Definition has workloads that flashinfer-bench's evaluators can take, and the real kernels that compute it "
+    "as solutions. Run them on a GPU with `flashinfer-bench run --local .` (version 0.1.2)."
 )
 
 
 def write_trace_set(
     directory: Path, definitions: Iterable[Definition], advance: Callable[[str], None], every: bool = False
 ) -> Summary:
-    """Writes Definitions with their workloads and solutions, a dataset card, and ``left_out.json``.
-
-    Args:
-        directory: an empty one.
-        definitions: each is exported, or left out with the reason.
-        advance: is told the name of each Definition that is done.
-        every: whether to write all workloads, not only those of a short benchmark.
-    """
+    """Writes Definitions with workloads (`every`, or those of a short benchmark) and solutions into an empty directory,
+    a dataset card, and ``left_out.json``."""
     summary = Summary()
     for definition in definitions:
         family = family_of(definition)
@@ -52,18 +44,17 @@ def write_trace_set(
             summary.leave_out(definition.name, reason)
         advance(definition.name)
     summary.write(directory)
-    write_card(directory, _CARD, summary)
+    write_card(directory, _TITLE, _ABOUT, summary)
     return summary
 
 
 def _write(directory: Path, definition: Definition, family: Family, summary: Summary, every: bool) -> str | None:
-    """Writes one Definition; why it cannot be, if so."""
     suitable = []
     for case in cases(definition, every):
         if isinstance(case, Case):
             suitable.append(case)
         else:
-            summary.leave_out_workload(definition.name, case.name, case.reason)
+            summary.leave_out_part("workloads", definition.name, case.name, case.reason)
     if not suitable:
         return "it has no workload that flashinfer-bench can take"
     lines = [json.dumps(_workload(directory, definition, case), ensure_ascii=False) for case in suitable]
@@ -79,7 +70,7 @@ def _write(directory: Path, definition: Definition, family: Family, summary: Sum
             or next(filter(None, (unfit(kernel, case.axes) for case in suitable)), None)
         )
         if why:
-            summary.leave_out_solution(definition.name, kernel.label, why)
+            summary.leave_out_part("solutions", definition.name, kernel.label, why)
             continue
         document = solution(definition, family, kernel)
         _write_text(directory / "solutions" / AUTHOR / own / f"{document['name']}.json", _json(document))

@@ -12,7 +12,6 @@ import contextlib
 import functools
 import hashlib
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,29 +20,24 @@ from typing import Any
 import torch
 
 from flashinfer_trace.dataset import store
+from flashinfer_trace.dataset.validation.schemas import first_problem
 from flashinfer_trace.families import family_of
 from flashinfer_trace.format.definition import Definition, InputError
-from flashinfer_trace.format.json_source import JsonSourceError, load_object
-from flashinfer_trace.format.json_values import members, placed, whole
+from flashinfer_trace.format.json_source import load_object
 from flashinfer_trace.harness.exact import ExactOperations
 from flashinfer_trace.harness.family import Plan
 from flashinfer_trace.harness.inputs import Draws, HollowDraws
 from flashinfer_trace.judging.costs import Cost, work_of
 from flashinfer_trace.judging.costs.shapes import without_features
-from flashinfer_trace.judging.costs.work import cost
+from flashinfer_trace.judging.costs.work import cost, tensor_bytes
 from flashinfer_trace.judging.traffic.plans import fitting, planned
 from flashinfer_trace.judging.traffic.profiles import Traffic, load_traffic
 from flashinfer_trace.judging.user_inputs import device_name
-from flashinfer_trace.verdict.tensors import torch_dtype
 
 #: Most memory of the inputs and outputs that grow with the traffic; the weights are not counted.
 MOST_BYTES = 2 << 30
 #: The last variant of a workload: its 31 bits lie above those of the seed of the workload.
 MOST_VARIANT = 2**31 - 1
-#: Largest seed.
-MOST_SEED = (1 << 31) - 1
-#: A digest.
-SHA256 = re.compile("[0-9a-f]{64}")
 
 
 class WorkloadError(ValueError):
@@ -55,13 +49,9 @@ class Workload:
     """Inputs of a Definition under named traffic.
 
     Attributes:
-        definition: whose inputs they are.
-        name: of the traffic, such as ``decode-64`` or ``chat-prefill-2048``.
-        axes: values of the variable axes.
         seed: of the random words; with the traffic it gives every bit.
         traffic: what the lengths are drawn from.
-        digests: SHA-256 of each input, as a file in workloads/ has them; empty where none is recorded.
-        path: of that file.
+        digests: SHA-256 of each input, as a file in workloads/ (`path`) has them; empty where none is recorded.
     """
 
     definition: Definition
@@ -74,12 +64,10 @@ class Workload:
 
     @property
     def quick(self) -> bool:
-        """Whether a short benchmark contains it."""
         return self.traffic.quick
 
     @functools.cached_property
     def plan(self) -> Plan:
-        """The family's plan."""
         return planned(self.definition, self.traffic, self.seed)
 
     def inputs(self, device: str | torch.device = "cpu", variant: int = 0) -> dict[str, Any]:
@@ -172,7 +160,6 @@ def drawn(definition: Definition, recorded: Mapping[str, Workload] | None = None
 
 
 def path_of(definition: Definition, root: Path) -> Path:
-    """Where a Definition's workloads are recorded."""
     return root / "workloads" / definition.op_type / f"{definition.name}.json"
 
 
@@ -180,41 +167,25 @@ def _recorded(definition: Definition, path: Path) -> dict[str, Workload]:
     traffic = {each.name: each for each in fitting(definition, load_traffic(path.parents[2]))}
     try:
         data = load_object(path)
-        with placed("the file"):
-            name, given = data["definition"], members(data["workloads"])
-        if name != definition.name:
-            raise WorkloadError(f"{path}: it is for {str(name)[:100]}; its name must be that of its Definition")
-        if not given:
-            raise TypeError("workloads is empty")
-        found = {}
-        for name, entry in given.items():
-            with placed(f"workloads.{name[:100]}"):
-                if name not in traffic:
-                    raise TypeError(f"it is no traffic of this Definition, which has {', '.join(traffic)}")
-                found[name] = _workload(definition, traffic[name], entry, path)
-        return found
-    except (JsonSourceError, TypeError) as error:
+        if problem := first_problem("workloads", data, store.find_root()):
+            raise ValueError(problem)
+        if data["definition"] != definition.name:
+            raise ValueError(f"it is for {data['definition'][:100]}; its name must be that of its Definition")
+        for name, entry in data["workloads"].items():
+            if name not in traffic:
+                known = ", ".join(traffic)
+                raise ValueError(f"workloads.{name[:100]}: it is not traffic of this Definition, which has {known}")
+            if entry["axes"].keys() != set(definition.var_axes):
+                raise ValueError(f"workloads.{name}: axes are not {', '.join(definition.var_axes)}")
+            if entry["inputs"] and entry["inputs"].keys() != definition.inputs.keys():
+                raise ValueError(f"workloads.{name}: inputs are not {', '.join(definition.inputs)}, or none")
+    except ValueError as error:
         fix = f"record it again in a checkout: python -m tools.record_workloads {definition.name}"
         raise WorkloadError(f"{path}: {str(error)[:500]}; schema/workloads.schema.json describes it; {fix}") from error
-
-
-def _workload(definition: Definition, traffic: Traffic, entry: Any, path: Path) -> Workload:
-    """An entry of a file of workloads; a TypeError says what is wrong with it."""
-    given = members(entry, "seed", "axes", "inputs")
-    axes, inputs = {}, members(given["inputs"])
-    for axis, value in members(given["axes"]).items():
-        with placed(f"axes.{axis[:100]}"):
-            axes[axis] = whole(value, 0, MOST_BYTES)
-    if axes.keys() != set(definition.var_axes):
-        raise TypeError(f"axes are not {', '.join(definition.var_axes)}")
-    if inputs and inputs.keys() != definition.inputs.keys():
-        raise TypeError(f"inputs are not {', '.join(definition.inputs)}, or none")
-    for name, value in inputs.items():
-        if not isinstance(value, str) or not SHA256.fullmatch(value):
-            raise TypeError(f"inputs.{name} is no SHA-256")
-    with placed("seed"):
-        seed = whole(given["seed"], 0, MOST_SEED)
-    return Workload(definition, traffic.name, axes, seed, traffic, inputs, path)
+    return {
+        name: Workload(definition, name, one["axes"], one["seed"], traffic[name], one["inputs"], path)
+        for name, one in data["workloads"].items()
+    }
 
 
 def _drawn(definition: Definition, traffic: Traffic) -> Workload:
@@ -225,21 +196,15 @@ def _drawn(definition: Definition, traffic: Traffic) -> Workload:
 
 
 def _seed(definition: str, traffic: str) -> int:
-    """31 bits that depend on the names only."""
     return int.from_bytes(hashlib.sha256(f"{definition} {traffic}".encode()).digest()[:4], "little") >> 1
 
 
 def _variable_bytes(definition: Definition, axes: Mapping[str, int]) -> int:
     """Memory of the tensors that grow with the traffic."""
-    total = 0
-    for specs, shapes in (
-        (definition.inputs, definition.input_shapes(axes)),
-        (definition.outputs, definition.output_shapes(axes)),
-    ):
-        for name, shape in shapes.items():
-            if shape is not None and set(specs[name].shape or ()) & set(axes):
-                total += math.prod(shape) * torch_dtype(specs[name].dtype).itemsize
-    return total
+    specs = {**definition.inputs, **definition.outputs}
+    shapes = {**definition.input_shapes(axes), **definition.output_shapes(axes)}
+    grow = [name for name, spec in specs.items() if set(spec.shape or ()) & set(axes)]
+    return tensor_bytes(specs, {name: shapes[name] for name in grow})
 
 
 def _elements(seed: int) -> int:
@@ -269,5 +234,4 @@ def digest(value: Any) -> str:
 
 
 def digests(inputs: Mapping[str, Any]) -> dict[str, str]:
-    """The digest of each input."""
     return {name: digest(value) for name, value in inputs.items()}

@@ -12,7 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-#: What is left to do, and the modes that are active.
+#: The work left to do, and the modes that are active.
 LEFT, ACTIVE = [], []
 
 #: The built-in function itself, and the events that the audit hook has seen since it was last armed.
@@ -20,7 +20,7 @@ ISSUBCLASS, EVENTS = issubclass, []
 
 
 def right(hidden_states, weight):
-    """What all of them pretend to compute."""
+    """The function that all of them pretend to compute."""
     x = hidden_states.float()
     return (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight.float()).to(hidden_states.dtype)
 

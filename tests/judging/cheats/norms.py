@@ -15,7 +15,7 @@ REMEMBERED: dict[object, torch.Tensor] = {}
 
 
 def right(hidden_states, weight):
-    """What all of them pretend to compute."""
+    """The function that all of them pretend to compute."""
     x = hidden_states.float()
     return (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight.float()).to(hidden_states.dtype)
 

@@ -11,7 +11,7 @@ ROWS = 256
 
 
 def kept(probs, top_k, top_p):
-    """What top-k and then top-p leave, some rows at a time."""
+    """The tokens that top-k and then top-p leave, some rows at a time."""
     parts = [kept_rows(*rows) for rows in zip(*(one.split(ROWS) for one in (probs, top_k, top_p)), strict=True)]
     return torch.cat(parts)
 

@@ -11,7 +11,7 @@ BUSY = 100_000_000
 
 
 def right(hidden_states, weight):
-    """What all of them pretend to compute."""
+    """The function that all of them pretend to compute."""
     x = hidden_states.float()
     return (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight.float()).to(hidden_states.dtype)
 
@@ -26,7 +26,7 @@ def on_another_stream(hidden_states, weight, output):
 
 
 def leaves_its_stream_behind(hidden_states, weight, output):
-    """Makes another stream the current one, so that what comes after it waits for that one only."""
+    """Makes another stream the current one, so later work waits for that one only."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     torch.cuda.set_stream(stream)
