@@ -25,12 +25,10 @@ from flashinfer_trace.dataset.dumps import has_keys_of_dumps
 from flashinfer_trace.dataset.overlays import is_overlaid, overlays
 from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.format.files import json_text, write_text
+from flashinfer_trace.judging.user_inputs import LARGEST_SIZE
 
 if TYPE_CHECKING:
     from flashinfer_trace.harness.verify import Report
-
-#: The largest value of an axis, as in schema/definition.schema.json.
-LARGEST_SIZE = 2**31 - 1
 
 #: Directories of JSON files that are neither Definitions nor evidence, what they have, and what checks it.
 OTHER_FILES = (

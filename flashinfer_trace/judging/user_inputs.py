@@ -15,7 +15,7 @@ from flashinfer_trace.format.definition import Definition, InputError
 if TYPE_CHECKING:
     import torch
 
-#: The largest value of a variable axis: kernels count in int32.
+#: The largest value of an axis: kernels count in int32.
 LARGEST_SIZE = 2**31 - 1
 #: The largest seed: generators of torch take one of 64 bits with a sign.
 LARGEST_SEED = 2**63 - 1

@@ -61,7 +61,7 @@ def test_a_wrong_kernel_is_not_timed(tmp_path, server):
 
 
 def test_several_submissions_are_compared_in_one_run(tmp_path, server):
-    """Two files of one name are told apart; the wrong one is judged, not timed."""
+    """Two files with the same name get their own results; the wrong one is judged but not timed."""
     texts = {"a": "def run(x, w):\n    return good(x, w)\n", "b": SLOW, "c": "def run(x, w):\n    return x\n"}
     for name, text in texts.items():
         (tmp_path / name).mkdir()

@@ -1,4 +1,4 @@
-"""Files with strange names, and kernels whose errors and results are strange: each is told by what it is."""
+"""Files with strange names, and kernels whose errors and results are strange: the verdict says what each one is."""
 
 from __future__ import annotations
 
